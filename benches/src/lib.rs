@@ -1,0 +1,1 @@
+//! Measurements kept as ratios in docs/performance.md.

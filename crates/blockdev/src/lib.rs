@@ -1,0 +1,1 @@
+//! The BlockDevice trait, its leaves and simple layers, and the conformance kit.

@@ -1,0 +1,2 @@
+//! The `flagstone` program.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Configuration, device stacks and the serving daemon.

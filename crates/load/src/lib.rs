@@ -1,0 +1,1 @@
+//! Closed-loop load generator and data verifier.

@@ -1,0 +1,1 @@
+//! NVMe and NVMe/TCP wire formats: types and codecs, no I/O.

@@ -1,0 +1,1 @@
+//! NVMe over Fabrics target and host over TCP.

@@ -1,0 +1,1 @@
+//! One executor a core over io_uring, threads or a simulated world.
