@@ -1,0 +1,162 @@
+//! [`BlockDevice`], and what a completed call promises.
+//!
+//! | completed | promise |
+//! | --- | --- |
+//! | write | every later read, on any core, returns it |
+//! | flush, or write with `fua` | the data survives SIGKILL and power loss of this node |
+//! | discard | later reads of the range return zeroes or what was there before, the same each time |
+//! | write_zeroes | as a write of zeroes |
+//! | any error | only the range of the failed call is in doubt, never data that was promised |
+//!
+//! Calls that overlap in time may take effect in either order, whole blocks each. A caller that
+//! needs an order waits for one before it makes the next.
+
+use std::sync::Arc;
+
+use flagstone_runtime::{Buf, BufMut};
+
+use crate::{IoError, IoFuture};
+
+/// Shape and abilities of a device. Constant while the device is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Size, in bytes; a multiple of `block_bytes`.
+    pub size_bytes: u64,
+    /// Unit of offsets and lengths, in bytes: a power of two from 512 to 64 KiB.
+    pub block_bytes: u32,
+    /// Unit that the medium writes without read-modify-write, in bytes; a multiple of
+    /// `block_bytes`.
+    pub physical_block_bytes: u32,
+    /// Transfers of a multiple of this run best, in bytes (a stripe's width); 0 when unknown.
+    pub optimal_io_bytes: u32,
+    /// Memory alignment that avoids a copy, in bytes. Others work, more slowly.
+    pub memory_align_bytes: u32,
+    /// A completed write may be lost by a power failure until a flush.
+    pub volatile_cache: bool,
+    /// Writes fail with [`IoError::ReadOnly`].
+    pub read_only: bool,
+    /// `discard` gives space back.
+    pub can_discard: bool,
+    /// `write_zeroes` is faster than writing zeroes.
+    pub can_write_zeroes: bool,
+}
+
+/// Largest length of one read or write, in bytes; of discards and zeroes the device's size.
+pub const MAX_TRANSFER_BYTES: usize = flagstone_runtime::limits::BUF_MAX_BYTES;
+
+impl Geometry {
+    /// A plain device of `size_bytes` in blocks of `block_bytes`, without a volatile cache, that can
+    /// discard and write zeroes.
+    pub fn new(size_bytes: u64, block_bytes: u32) -> Geometry {
+        Geometry {
+            size_bytes,
+            block_bytes,
+            physical_block_bytes: block_bytes,
+            optimal_io_bytes: 0,
+            memory_align_bytes: 1,
+            volatile_cache: false,
+            read_only: false,
+            can_discard: true,
+            can_write_zeroes: true,
+        }
+    }
+
+    /// Number of blocks.
+    pub fn blocks(&self) -> u64 {
+        self.size_bytes / u64::from(self.block_bytes)
+    }
+
+    /// Checks a range against the device, without overflow.
+    ///
+    /// # Errors
+    /// [`IoError::Misaligned`] for an empty or unaligned range, [`IoError::OutOfRange`] beyond the
+    /// end.
+    pub fn check(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        let mask = u64::from(self.block_bytes) - 1;
+        if len == 0 || (offset | len) & mask != 0 {
+            return Err(IoError::Misaligned);
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= self.size_bytes => Ok(()),
+            _ => Err(IoError::OutOfRange),
+        }
+    }
+
+    /// As [`Geometry::check`] for one read or write, whose length is bounded too.
+    ///
+    /// # Errors
+    /// Also [`IoError::Misaligned`] beyond [`MAX_TRANSFER_BYTES`].
+    pub fn check_transfer(&self, offset: u64, len: usize) -> Result<(), IoError> {
+        if len > MAX_TRANSFER_BYTES {
+            return Err(IoError::Misaligned);
+        }
+        self.check(offset, len as u64)
+    }
+
+    /// As [`Geometry::check`] for a call that changes data.
+    ///
+    /// # Errors
+    /// Also [`IoError::ReadOnly`].
+    pub fn check_change(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        if self.read_only {
+            return Err(IoError::ReadOnly);
+        }
+        self.check(offset, len)
+    }
+}
+
+/// How to write zeroes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ZeroFlags {
+    /// Durable when completed, as a write with `fua`.
+    pub fua: bool,
+    /// The range may be deallocated (NVMe DEAC, NBD without NO_HOLE).
+    pub may_deallocate: bool,
+    /// Fail with [`IoError::Unsupported`] at once rather than write zeroes slowly (NBD FAST_ZERO).
+    pub fast_only: bool,
+}
+
+/// A device of numbered bytes, read and written in blocks. See the module for what calls promise.
+///
+/// Calls may be made from any core and any number at a time; each call's future stays on its core.
+/// Offsets and lengths are bytes and multiples of [`Geometry::block_bytes`]; anything else fails
+/// with [`IoError::Misaligned`] or [`IoError::OutOfRange`] and has no effect.
+pub trait BlockDevice: Send + Sync + 'static {
+    /// Shape and abilities.
+    fn geometry(&self) -> Geometry;
+
+    /// Fills all of `buf` from `offset` and gives it back.
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut>;
+
+    /// Writes `data` at `offset`; durable when completed with `fua`.
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()>;
+
+    /// Makes all writes that completed before this call durable.
+    fn flush(&self) -> IoFuture<()>;
+
+    /// Gives the range's space back. A hint: a device without the ability ignores it.
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()>;
+
+    /// Writes zeroes to the range.
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()>;
+}
+
+/// A device that may be shared by cores and layers.
+pub type SharedDevice = Arc<dyn BlockDevice>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_checked_without_overflow() {
+        let geometry = Geometry::new(1 << 20, 512);
+        assert_eq!(geometry.check(0, 1 << 20), Ok(()));
+        assert_eq!(geometry.check(512, 1 << 20), Err(IoError::OutOfRange));
+        assert_eq!(geometry.check(u64::MAX - 511, 512), Err(IoError::OutOfRange));
+        assert_eq!(geometry.check(u64::MAX - 511, 1024), Err(IoError::OutOfRange));
+        assert_eq!(geometry.check(0, 0), Err(IoError::Misaligned));
+        assert_eq!(geometry.check(1, 512), Err(IoError::Misaligned));
+        assert_eq!(geometry.check_transfer(0, MAX_TRANSFER_BYTES + 512), Err(IoError::Misaligned));
+    }
+}

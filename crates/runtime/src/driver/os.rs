@@ -1,0 +1,243 @@
+//! What both real drivers share: opening files and sockets, clocks and randomness.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
+
+use crate::fs::{FileInfo, OpenOptions};
+use crate::net::{Address, RawAddress};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// Monotonic nanoseconds.
+pub(crate) fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Nanoseconds since the Unix epoch.
+pub(crate) fn wall_clock() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |span| span.as_nanos() as u64)
+}
+
+/// 64 random bits of the system.
+pub(crate) fn random() -> u64 {
+    let mut bytes = [0_u8; 8];
+    let flags = rustix::rand::GetRandomFlags::empty();
+    while rustix::rand::getrandom(&mut bytes, flags) != Ok(bytes.len()) {}
+    u64::from_ne_bytes(bytes)
+}
+
+/// A raw descriptor of an operation as a borrowed one.
+pub(crate) fn borrow(raw: RawFd) -> BorrowedFd<'static> {
+    // SAFETY: the callers hold the `Handle` that owns the descriptor while they use the result,
+    // and none keeps it beyond the call.
+    unsafe { BorrowedFd::borrow_raw(raw) }
+}
+
+/// Opens a file or block device and finds out what it can do.
+pub(crate) fn open(path: &Path, options: &OpenOptions) -> io::Result<(i32, FileInfo)> {
+    let (file, direct) = open_as_asked(path, options)?;
+    let meta = file.metadata()?;
+    let kind = meta.file_type();
+    if kind.is_block_device() {
+        let info = block_device_info(&file, meta.rdev(), direct)?;
+        return Ok((file.into_raw_fd(), info));
+    }
+    if !kind.is_file() {
+        let text = "neither a regular file nor a block device";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    if options.exclusive {
+        lock(&file)?;
+    }
+    if let (Some(bytes), 0) = (options.create_bytes, meta.len()) {
+        file.set_len(bytes)?;
+    }
+    let info = regular_file_info(&file, direct)?;
+    Ok((file.into_raw_fd(), info))
+}
+
+fn open_as_asked(path: &Path, options: &OpenOptions) -> io::Result<(std::fs::File, bool)> {
+    let is_block = std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device());
+    let attempt = |direct: bool| {
+        let mut flags = libc::O_CLOEXEC;
+        if direct {
+            flags |= libc::O_DIRECT;
+        }
+        if is_block && options.exclusive && !options.read_only {
+            flags |= libc::O_EXCL;
+        }
+        std::fs::OpenOptions::new()
+            .read(true)
+            .write(!options.read_only)
+            .create(options.create_bytes.is_some() && !options.read_only)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(flags)
+            .open(path)
+    };
+    if options.direct {
+        match attempt(true) {
+            // File systems without O_DIRECT say EINVAL; the page cache serves then.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            result => return result.map(|file| (file, true)),
+        }
+    }
+    attempt(false).map(|file| (file, false))
+}
+
+fn lock(file: &std::fs::File) -> io::Result<()> {
+    use rustix::fs::FlockOperation::NonBlockingLockExclusive;
+    rustix::fs::flock(file, NonBlockingLockExclusive).map_err(|error| {
+        if error == rustix::io::Errno::WOULDBLOCK {
+            let text = "another program has it locked; stop that program first";
+            return io::Error::new(io::ErrorKind::ResourceBusy, text);
+        }
+        error.into()
+    })
+}
+
+/// `STATX_DIOALIGN` (Linux 6.1): (memory, offset) alignment of O_DIRECT, in bytes.
+fn direct_alignment(fd: BorrowedFd<'_>) -> Option<(u32, u32)> {
+    use rustix::fs::{AtFlags, StatxFlags, statx};
+    let mask = StatxFlags::from_bits_retain(libc::STATX_DIOALIGN);
+    let found = statx(fd, c"", AtFlags::EMPTY_PATH, mask).ok()?;
+    let known = found.stx_mask & libc::STATX_DIOALIGN != 0;
+    known
+        .then_some((found.stx_dio_mem_align, found.stx_dio_offset_align))
+        .filter(|(memory, offset)| *memory > 0 && *offset > 0)
+}
+
+fn regular_file_info(file: &std::fs::File, direct: bool) -> io::Result<FileInfo> {
+    let meta = file.metadata()?;
+    let (memory, offset) = match direct_alignment(file.as_fd()) {
+        Some(found) if direct => found,
+        None if direct => (512, 512),
+        _ => (1, 1),
+    };
+    Ok(FileInfo {
+        size_bytes: meta.len(),
+        block_device: false,
+        direct,
+        logical_block_bytes: offset.max(512),
+        physical_block_bytes: u32::try_from(meta.blksize()).unwrap_or(4096).max(4096),
+        memory_align_bytes: memory.max(1),
+        can_deallocate: true,
+        can_zero: true,
+    })
+}
+
+fn block_device_info(file: &std::fs::File, rdev: u64, direct: bool) -> io::Result<FileInfo> {
+    let logical = rustix::fs::ioctl_blksszget(file)?;
+    let physical = rustix::fs::ioctl_blkpbszget(file)?;
+    let queue = |name: &str| -> Option<u64> {
+        let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+        // A partition has no queue of its own: its disk's is one level up.
+        ["queue", "../queue"].iter().find_map(|place| {
+            let path = format!("/sys/dev/block/{major}:{minor}/{place}/{name}");
+            std::fs::read_to_string(path).ok()?.trim().parse().ok()
+        })
+    };
+    let size_bytes = std::io::Seek::seek(&mut &*file, std::io::SeekFrom::End(0))?;
+    let memory = match direct_alignment(file.as_fd()) {
+        Some((memory, _)) if direct => memory,
+        _ if direct => logical,
+        _ => 1,
+    };
+    Ok(FileInfo {
+        size_bytes,
+        block_device: true,
+        direct,
+        logical_block_bytes: logical,
+        physical_block_bytes: physical.max(logical),
+        memory_align_bytes: memory,
+        can_deallocate: queue("discard_max_bytes").is_some_and(|max| max > 0),
+        can_zero: true,
+    })
+}
+
+/// Listens on `address`; a free port for port 0.
+pub(crate) fn listen(address: &Address) -> io::Result<(i32, Address)> {
+    let raw = RawAddress::new(address)?;
+    let socket = new_socket(address)?;
+    match address {
+        Address::Tcp(_) => sockopt::set_socket_reuseaddr(&socket, true)?,
+        Address::Unix(path) => remove_stale_socket(path),
+    }
+    rustix::net::bind(&socket, &raw.storage)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    let bound = match address {
+        Address::Tcp(_) => Address::Tcp(rustix::net::getsockname(&socket)?.try_into()?),
+        Address::Unix(_) => address.clone(),
+    };
+    Ok((socket.into_raw_fd(), bound))
+}
+
+/// Removes a Unix socket that nobody serves any more, as a killed server leaves it.
+fn remove_stale_socket(path: &Path) {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
+    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+fn new_socket(address: &Address) -> io::Result<OwnedFd> {
+    let family = match address {
+        Address::Tcp(tcp) if tcp.is_ipv4() => AddressFamily::INET,
+        Address::Tcp(_) => AddressFamily::INET6,
+        Address::Unix(_) => AddressFamily::UNIX,
+    };
+    let flags = SocketFlags::CLOEXEC;
+    Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
+}
+
+/// A socket that can connect to `address`.
+pub(crate) fn socket(address: &Address) -> io::Result<i32> {
+    let socket = new_socket(address)?;
+    no_delay(socket.as_raw_fd());
+    Ok(socket.into_raw_fd())
+}
+
+/// Small answers must not wait for more to send (Nagle). Unix sockets have no such thing.
+pub(crate) fn no_delay(raw: RawFd) {
+    let _ = sockopt::set_tcp_nodelay(borrow(raw), true);
+}
+
+/// The peer of a connected socket, as text.
+pub(crate) fn peer(raw: RawFd) -> String {
+    match rustix::net::getpeername(borrow(raw)) {
+        Ok(Some(any)) => match std::net::SocketAddr::try_from(any) {
+            Ok(tcp) => tcp.to_string(),
+            Err(_) => "unix".to_owned(),
+        },
+        _ => String::new(),
+    }
+}
+
+/// Shuts both directions of a socket down.
+pub(crate) fn shutdown(raw: RawFd) {
+    let _ = rustix::net::shutdown(borrow(raw), Shutdown::Both);
+}
+
+/// `fallocate` mode bits of a punch.
+pub(crate) fn punch_mode(mode: crate::op::PunchMode) -> i32 {
+    match mode {
+        crate::op::PunchMode::Deallocate => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+        crate::op::PunchMode::Zero => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+    }
+}
+
+/// Involuntary context switches of this thread: others wanted its core.
+pub(crate) fn preemptions() -> u64 {
+    // SAFETY: `rusage` is plain data for which zeroes are valid, and the call fills it in.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is a valid place for the call's result.
+    let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    if result == 0 { usage.ru_nivcsw as u64 } else { 0 }
+}

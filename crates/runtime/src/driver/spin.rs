@@ -1,0 +1,100 @@
+//! When to busy-wait before sleeping.
+//!
+//! A wake-up costs tens of microseconds, so an executor that expects work within a few of them is
+//! better off looking again than sleeping. It spins only while recent waits ended within the bound,
+//! gives up for exponentially longer times as they do not, and not at all for a while after the
+//! scheduler took the core away for someone else.
+
+use super::os;
+
+/// After a lost core: no spinning for this long, in nanoseconds.
+const YIELD_NS: u64 = 10_000_000;
+/// How often to ask the scheduler, in nanoseconds.
+const CHECK_NS: u64 = 1_000_000;
+/// A sleep that lasted less than this many bounds is worth another attempt: it includes the cost of
+/// the wake-ups on both sides, which spinning would have saved.
+const NEAR_MISS: u64 = 4;
+/// Failed spins before the first pause; pauses then double up to 2^`MAX_BACKOFF` sleeps.
+const PATIENCE: u32 = 8;
+const MAX_BACKOFF: u32 = 10;
+
+/// The adaptive bound of one executor.
+#[derive(Debug)]
+pub(crate) struct Spin {
+    max_ns: u64,
+    failures: u32,
+    skip: u32,
+    quiet_until: u64,
+    checked_at: u64,
+    preemptions: u64,
+}
+
+impl Spin {
+    pub(crate) fn new(max_ns: u64) -> Spin {
+        let preemptions = os::preemptions();
+        Spin { max_ns, failures: 0, skip: 0, quiet_until: 0, checked_at: 0, preemptions }
+    }
+
+    /// How long to spin now, in nanoseconds; 0 for not at all.
+    pub(crate) fn budget(&mut self, now: u64) -> u64 {
+        if self.max_ns == 0 || now < self.quiet_until {
+            return 0;
+        }
+        if now.saturating_sub(self.checked_at) > CHECK_NS {
+            self.checked_at = now;
+            let preemptions = os::preemptions();
+            let lost = preemptions - self.preemptions;
+            self.preemptions = preemptions;
+            if lost > 1 {
+                self.quiet_until = now + YIELD_NS;
+                return 0;
+            }
+        }
+        if self.skip > 0 {
+            self.skip -= 1;
+            return 0;
+        }
+        self.max_ns
+    }
+
+    /// The spin ended with work.
+    pub(crate) fn paid(&mut self) {
+        self.failures = 0;
+    }
+
+    /// The spin ended in a sleep, which lasted `slept_ns` (0 when not known).
+    pub(crate) fn slept(&mut self, slept_ns: u64) {
+        if slept_ns < self.max_ns * NEAR_MISS && self.failures < PATIENCE {
+            self.failures += 1;
+            return;
+        }
+        self.failures = (self.failures + 1).min(PATIENCE + MAX_BACKOFF);
+        let over = self.failures.saturating_sub(PATIENCE);
+        if over > 0 {
+            self.skip = 1 << over;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_bound_never_spins() {
+        assert_eq!(Spin::new(0).budget(1), 0);
+    }
+
+    #[test]
+    fn failures_back_off_and_success_resets() {
+        let mut spin = Spin::new(50_000);
+        for _ in 0..PATIENCE {
+            assert_eq!(spin.budget(1), 50_000);
+            spin.slept(1_000_000);
+        }
+        spin.slept(1_000_000);
+        assert_eq!([spin.budget(1), spin.budget(1), spin.budget(1)], [0, 0, 50_000]);
+        spin.paid();
+        assert_eq!(spin.budget(1), 50_000);
+    }
+}

@@ -1,0 +1,332 @@
+//! The io_uring driver: one ring a core.
+//!
+//! Needs Linux 5.15. Uses SINGLE_ISSUER, DEFER_TASKRUN and TASKRUN_FLAG where the kernel has them,
+//! so that completions are delivered only when the loop asks and a busy-wait costs no system call.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use super::spin::Spin;
+use super::{Driver, Wait, os};
+use crate::executor::Shared;
+use crate::fs::{FileInfo, OpenOptions};
+use crate::limits::{RING_COMPLETIONS, RING_ENTRIES};
+use crate::net::Address;
+use crate::op::{Op, OpId, Ops};
+
+const ENTER_GETEVENTS: u32 = 1;
+/// `user_data` of the driver's own entries.
+const BELL: u64 = u64::MAX;
+const CANCEL: u64 = u64::MAX - 1;
+/// The oldest kernel that is supported.
+const OLDEST_KERNEL: (u32, u32) = (5, 15);
+
+/// See the module's promises.
+pub(crate) struct Uring {
+    ring: IoUring,
+    shared: Arc<Shared>,
+    spin: Spin,
+    /// Where the bell's counter is read to.
+    bell: Box<u64>,
+    bell_armed: bool,
+    /// Completions are only delivered on a call that asks for them (DEFER_TASKRUN).
+    deferred: bool,
+}
+
+/// Why io_uring cannot be used here.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unusable {
+    #[error("Linux {0}.{1} is too old: flagstone needs 5.15 or newer")]
+    KernelTooOld(u32, u32),
+    #[error("io_uring is not permitted here ({0}); containers often forbid it")]
+    Forbidden(io::Error),
+}
+
+fn kernel_version() -> (u32, u32) {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy();
+    let mut parts = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse());
+    match (parts.next(), parts.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
+        _ => OLDEST_KERNEL,
+    }
+}
+
+/// Refuses kernels that are too old for any driver.
+pub(crate) fn check_kernel() -> Result<(), Unusable> {
+    let version = kernel_version();
+    if version < OLDEST_KERNEL {
+        return Err(Unusable::KernelTooOld(version.0, version.1));
+    }
+    Ok(())
+}
+
+fn build_ring() -> io::Result<(IoUring, bool)> {
+    let deferred = IoUring::builder()
+        .setup_cqsize(RING_COMPLETIONS)
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .build(RING_ENTRIES);
+    if let Ok(ring) = deferred {
+        return Ok((ring, true));
+    }
+    let cooperative = IoUring::builder()
+        .setup_cqsize(RING_COMPLETIONS)
+        .setup_coop_taskrun()
+        .setup_taskrun_flag()
+        .build(RING_ENTRIES);
+    if let Ok(ring) = cooperative {
+        return Ok((ring, false));
+    }
+    Ok((IoUring::builder().setup_cqsize(RING_COMPLETIONS).build(RING_ENTRIES)?, false))
+}
+
+impl Uring {
+    /// A ring for the calling thread, which must be the one that uses it.
+    pub(crate) fn new(shared: Arc<Shared>, spin_ns: u64) -> Result<Uring, Unusable> {
+        check_kernel()?;
+        let (ring, deferred) = build_ring().map_err(Unusable::Forbidden)?;
+        let spin = Spin::new(spin_ns);
+        Ok(Uring { ring, shared, spin, bell: Box::new(0), bell_armed: false, deferred })
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        loop {
+            // SAFETY: every pointer of the entry is into memory that the operation's slot owns
+            // until its completion (buffers, lists, addresses), or the driver itself (the bell).
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return;
+            }
+            // Full: hand over what is there. An interrupted or busy kernel is asked again.
+            let _ = self.ring.submit();
+        }
+    }
+
+    fn arm_bell(&mut self) {
+        if self.bell_armed {
+            return;
+        }
+        self.bell_armed = true;
+        let fd = types::Fd(self.shared.bell().as_raw_fd());
+        let place = (&raw mut *self.bell).cast();
+        let entry = opcode::Read::new(fd, place, 8).build().user_data(BELL);
+        self.push(&entry);
+    }
+
+    fn enter(&mut self, want: u32, timeout: Option<u64>) {
+        let submitter = self.ring.submitter();
+        let result = match timeout {
+            Some(ns) => {
+                let span = types::Timespec::new()
+                    .sec(ns / 1_000_000_000)
+                    .nsec((ns % 1_000_000_000) as u32);
+                let args = types::SubmitArgs::new().timespec(&span);
+                submitter.submit_with_args(want as usize, &args).map(drop)
+            }
+            None => {
+                let waiting = self.ring.submission().len() as u32;
+                let submitter = self.ring.submitter();
+                // SAFETY: no argument is passed.
+                unsafe { submitter.enter::<libc::sigset_t>(waiting, want, ENTER_GETEVENTS, None) }
+                    .map(drop)
+            }
+        };
+        if let Err(error) = result {
+            match error.raw_os_error() {
+                // Time is up, a signal came, or the completion queue must be emptied first.
+                Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => {}
+                _ => panic!("io_uring_enter failed: {error}; the ring is unusable"),
+            }
+        }
+    }
+
+    fn has_completions(&mut self) -> bool {
+        !self.ring.completion().is_empty()
+    }
+
+    fn has_task_work(&mut self) -> bool {
+        self.ring.submission().taskrun()
+    }
+
+    /// True when work came while spinning for at most `budget_ns` or until `deadline`.
+    fn spin(&mut self, budget_ns: u64, started: u64, deadline: u64) -> bool {
+        let end = deadline.min(started + budget_ns);
+        loop {
+            for _ in 0..16 {
+                if self.has_completions() || self.has_task_work() || self.shared.has_mail() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if os::now() >= end {
+                return false;
+            }
+        }
+    }
+
+    /// Submits, and waits for completions until `deadline`.
+    fn wait(&mut self, deadline: Option<u64>) {
+        self.arm_bell();
+        if !self.ring.submission().is_empty() {
+            self.enter(0, None);
+        }
+        if self.has_completions() || self.shared.has_mail() {
+            return;
+        }
+        let started = os::now();
+        let limit = deadline.unwrap_or(u64::MAX);
+        if limit <= started {
+            return self.enter(0, None);
+        }
+        let budget = self.spin.budget(started);
+        if budget > 0 && self.spin(budget, started, limit) {
+            self.spin.paid();
+            if !self.has_completions() && !self.shared.has_mail() {
+                self.enter(0, None);
+            }
+            return;
+        }
+        if self.shared.fall_asleep() {
+            let now = os::now();
+            match deadline {
+                Some(deadline) => self.enter(1, Some(deadline.saturating_sub(now))),
+                None => self.enter(1, None),
+            }
+            if budget > 0 || self.spin.budget(now) == 0 {
+                self.spin.slept(os::now() - started);
+            }
+        }
+        self.shared.wake_up();
+    }
+
+    fn reap(&mut self, ops: &mut Ops, garbage: &mut Vec<Op>) {
+        // SAFETY: the submission half is not touched while this view of the completions is alive.
+        let completions = unsafe { self.ring.completion_shared() };
+        for entry in completions {
+            match entry.user_data() {
+                BELL => self.bell_armed = false,
+                CANCEL => {}
+                id => {
+                    let result = match entry.result() {
+                        error if error < 0 => Err(io::Error::from_raw_os_error(-error)),
+                        count => Ok(count as u32),
+                    };
+                    if let (Ok(raw), Some(Op::Accept { .. })) = (&result, ops.op_mut(id as OpId)) {
+                        os::no_delay(*raw as i32);
+                    }
+                    garbage.extend(ops.complete(id as OpId, result));
+                }
+            }
+        }
+    }
+}
+
+/// The ring's form of an operation.
+fn entry(op: &mut Op) -> squeue::Entry {
+    let fd = |handle: &crate::handle::Handle| types::Fd(handle.raw());
+    match op {
+        Op::ReadAt { file, buf, offset } => {
+            let len = buf.len() as u32;
+            opcode::Read::new(fd(file), buf.as_mut_ptr(), len).offset(*offset).build()
+        }
+        Op::WriteAt { file, buf, offset, durable } => {
+            let flags = if *durable { libc::RWF_DSYNC } else { 0 };
+            opcode::Write::new(fd(file), buf.as_ptr(), buf.len() as u32)
+                .offset(*offset)
+                .rw_flags(flags)
+                .build()
+        }
+        Op::Sync { file } => {
+            opcode::Fsync::new(fd(file)).flags(types::FsyncFlags::DATASYNC).build()
+        }
+        Op::Punch { file, offset, len, mode } => opcode::Fallocate::new(fd(file), *len)
+            .offset(*offset)
+            .mode(os::punch_mode(*mode))
+            .build(),
+        Op::Recv { socket, buf } => {
+            opcode::Recv::new(fd(socket), buf.as_mut_ptr(), buf.len() as u32).build()
+        }
+        Op::RecvVectored { socket, list } => {
+            opcode::RecvMsg::new(fd(socket), list.message()).build()
+        }
+        Op::Send { socket, list } => opcode::SendMsg::new(fd(socket), list.message())
+            .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32)
+            .build(),
+        Op::Accept { socket } => {
+            opcode::Accept::new(fd(socket), std::ptr::null_mut(), std::ptr::null_mut())
+                .flags(libc::SOCK_CLOEXEC)
+                .build()
+        }
+        Op::Connect { socket, address } => {
+            let storage = &address.storage;
+            opcode::Connect::new(fd(socket), storage.as_ptr().cast(), storage.addr_len() as _)
+                .build()
+        }
+    }
+}
+
+impl Driver for Uring {
+    fn now(&self) -> u64 {
+        os::now()
+    }
+
+    fn wall_clock(&self) -> u64 {
+        os::wall_clock()
+    }
+
+    fn random(&mut self) -> u64 {
+        os::random()
+    }
+
+    fn submit(&mut self, id: OpId, op: &mut Op, _node: u32) {
+        let entry = entry(op).user_data(u64::from(id));
+        self.push(&entry);
+    }
+
+    fn cancel(&mut self, id: OpId) {
+        let entry = opcode::AsyncCancel::new(u64::from(id)).build().user_data(CANCEL);
+        self.push(&entry);
+    }
+
+    fn turn(&mut self, wait: Wait, ops: &mut Ops, garbage: &mut Vec<Op>) {
+        match wait {
+            Wait::No => {
+                let work = !self.ring.submission().is_empty() || self.has_task_work();
+                if work || !self.deferred {
+                    self.enter(0, None);
+                }
+            }
+            Wait::Until(deadline) => self.wait(deadline),
+        }
+        self.reap(ops, garbage);
+    }
+
+    fn open(&mut self, path: &Path, options: &OpenOptions, _: u32) -> io::Result<(i32, FileInfo)> {
+        os::open(path, options)
+    }
+
+    fn listen(&mut self, address: &Address, _node: u32) -> io::Result<(i32, Address)> {
+        os::listen(address)
+    }
+
+    fn socket(&mut self, address: &Address, _node: u32) -> io::Result<i32> {
+        os::socket(address)
+    }
+
+    fn peer(&mut self, raw: i32) -> String {
+        os::peer(raw)
+    }
+
+    fn shutdown(&mut self, raw: i32) {
+        os::shutdown(raw);
+    }
+
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+}

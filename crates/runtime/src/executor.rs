@@ -1,0 +1,492 @@
+//! The executor of one core: tasks, their wake-ups, timers, and the loop that drives them.
+//!
+//! Promises: a task runs on the core that spawned it; in the steady state spawning and waking
+//! allocate nothing (task slots and their wakers are reused); an executor with nothing to do sleeps
+//! in its driver.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+use crate::driver::{Driver, Wait};
+use crate::limits::TASKS_PER_TURN;
+use crate::local_box::LocalBox;
+use crate::op::{Op, OpId, Ops};
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Executor>>> = const { RefCell::new(None) };
+}
+
+/// Work sent to an executor from another thread.
+pub(crate) type Remote = Box<dyn FnOnce() + Send>;
+
+/// What other threads may touch of an executor.
+pub(crate) struct Shared {
+    inbox: Mutex<Inbox>,
+    /// Set while anything is in the inbox.
+    pending: AtomicBool,
+    /// Set while the driver sleeps, or is about to: then an inbox needs the bell.
+    asleep: AtomicBool,
+    /// The future that the thread drives beside its tasks wants to be polled.
+    main_woken: AtomicBool,
+    /// An eventfd that ends the driver's sleep.
+    bell: std::os::fd::OwnedFd,
+}
+
+#[derive(Default)]
+struct Inbox {
+    woken: Vec<u32>,
+    work: Vec<Remote>,
+}
+
+impl Shared {
+    pub(crate) fn new() -> std::io::Result<Arc<Shared>> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let bell = rustix::event::eventfd(0, flags)?;
+        Ok(Arc::new(Shared {
+            inbox: Mutex::new(Inbox::default()),
+            pending: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            main_woken: AtomicBool::new(false),
+            bell,
+        }))
+    }
+
+    /// Runs `work` on the executor's thread.
+    pub(crate) fn send(&self, work: Remote) {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).work.push(work);
+        self.ring();
+    }
+
+    fn wake(&self, slot: u32) {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).woken.push(slot);
+        self.ring();
+    }
+
+    /// Has the thread's main future polled.
+    pub(crate) fn wake_main(&self) {
+        if !self.main_woken.swap(true, Ordering::SeqCst) {
+            self.ring();
+        }
+    }
+
+    /// Whether the main future was woken since the last call.
+    pub(crate) fn take_main(&self) -> bool {
+        self.main_woken.swap(false, Ordering::SeqCst)
+    }
+
+    fn ring(&self) {
+        self.pending.store(true, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) {
+            // A full counter is as loud as one more.
+            let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Announces sleep. False when work has come meanwhile: do not sleep.
+    pub(crate) fn fall_asleep(&self) -> bool {
+        self.asleep.store(true, Ordering::SeqCst);
+        !self.pending.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn wake_up(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+    }
+
+    pub(crate) fn has_mail(&self) -> bool {
+        self.pending.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn bell(&self) -> &std::os::fd::OwnedFd {
+        &self.bell
+    }
+}
+
+/// The waker of one task slot; it outlives the tasks that use the slot, and a late wake-up only
+/// polls the slot's next task once for nothing.
+struct SlotWaker {
+    slot: u32,
+    queued: AtomicBool,
+    shared: Arc<Shared>,
+}
+
+impl Wake for SlotWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.queued.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let local = CURRENT.try_with(|current| {
+            let current = current.borrow();
+            match &*current {
+                Some(executor) if Arc::ptr_eq(&executor.shared, &self.shared) => {
+                    executor.ready.borrow_mut().push_back(self.slot);
+                    true
+                }
+                _ => false,
+            }
+        });
+        if local != Ok(true) {
+            self.shared.wake(self.slot);
+        }
+    }
+}
+
+struct TaskSlot {
+    future: Option<LocalBox<()>>,
+    /// Bumped when the slot's task ends, so that a handle of an earlier task cannot abort a later.
+    generation: u32,
+    node: u32,
+    occupied: bool,
+    waker: Waker,
+    cell: Arc<SlotWaker>,
+}
+
+#[derive(Default)]
+struct Tasks {
+    slots: Vec<TaskSlot>,
+    free: Vec<u32>,
+}
+
+/// Names a task for [`Executor::abort`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TaskId {
+    slot: u32,
+    generation: u32,
+}
+
+#[derive(Default)]
+struct Timers {
+    queue: BTreeMap<(u64, u64), Waker>,
+    next_id: u64,
+}
+
+/// One core's executor. See the module's promises.
+pub(crate) struct Executor {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) core: usize,
+    pub(crate) ops: RefCell<Ops>,
+    driver: RefCell<Box<dyn Driver>>,
+    tasks: RefCell<Tasks>,
+    ready: RefCell<VecDeque<u32>>,
+    timers: RefCell<Timers>,
+    garbage: RefCell<Vec<Op>>,
+    node: Cell<u32>,
+    shuffles: bool,
+}
+
+impl Executor {
+    pub(crate) fn new(core: usize, shared: Arc<Shared>, driver: Box<dyn Driver>) -> Rc<Executor> {
+        let shuffles = driver.shuffles();
+        Rc::new(Executor {
+            shared,
+            core,
+            ops: RefCell::default(),
+            driver: RefCell::new(driver),
+            tasks: RefCell::default(),
+            ready: RefCell::default(),
+            timers: RefCell::default(),
+            garbage: RefCell::default(),
+            node: Cell::new(0),
+            shuffles,
+        })
+    }
+
+    /// The executor of this thread.
+    ///
+    /// # Panics
+    /// Outside of one: I/O and time need a running executor.
+    pub(crate) fn current() -> Rc<Executor> {
+        Executor::try_current().expect("this needs a running flagstone executor on the thread")
+    }
+
+    pub(crate) fn try_current() -> Option<Rc<Executor>> {
+        CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
+    }
+
+    /// Makes this the thread's executor until the guard is dropped.
+    pub(crate) fn enter(self: &Rc<Self>) -> Entered {
+        let earlier = CURRENT.with(|current| current.borrow_mut().replace(self.clone()));
+        Entered { earlier }
+    }
+
+    pub(crate) fn driver(&self) -> std::cell::RefMut<'_, Box<dyn Driver>> {
+        self.driver.borrow_mut()
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.driver.borrow().now()
+    }
+
+    /// The simulated node whose task runs now; 0 outside of simulation.
+    pub(crate) fn node(&self) -> u32 {
+        self.node.get()
+    }
+
+    /// Runs `work` as `node`.
+    pub(crate) fn as_node<T>(&self, node: u32, work: impl FnOnce() -> T) -> T {
+        let earlier = self.node.replace(node);
+        let result = work();
+        self.node.set(earlier);
+        result
+    }
+
+    pub(crate) fn submit(&self, op: Op) -> OpId {
+        let node = self.node.get();
+        let mut ops = self.ops.borrow_mut();
+        let id = ops.insert(op, node);
+        let op = ops.op_mut(id).expect("inserted above");
+        self.driver.borrow_mut().submit(id, op, node);
+        id
+    }
+
+    pub(crate) fn cancel(&self, id: OpId) {
+        self.driver.borrow_mut().cancel(id);
+    }
+
+    pub(crate) fn spawn(&self, future: LocalBox<()>) -> TaskId {
+        let mut tasks = self.tasks.borrow_mut();
+        let slot = tasks.free.pop().unwrap_or_else(|| {
+            let slot = tasks.slots.len() as u32;
+            let shared = self.shared.clone();
+            let cell = Arc::new(SlotWaker { slot, queued: AtomicBool::new(false), shared });
+            let waker = Waker::from(cell.clone());
+            let fresh =
+                TaskSlot { future: None, generation: 0, node: 0, occupied: false, waker, cell };
+            tasks.slots.push(fresh);
+            slot
+        });
+        let task = &mut tasks.slots[slot as usize];
+        task.future = Some(future);
+        task.occupied = true;
+        task.node = self.node.get();
+        let generation = task.generation;
+        if !task.cell.queued.swap(true, Ordering::AcqRel) {
+            self.ready.borrow_mut().push_back(slot);
+        }
+        TaskId { slot, generation }
+    }
+
+    /// Drops a task, unless it has ended. A task that aborts itself ends at its next suspension.
+    pub(crate) fn abort(&self, id: TaskId) {
+        let future = {
+            let mut tasks = self.tasks.borrow_mut();
+            let task = &mut tasks.slots[id.slot as usize];
+            if !task.occupied || task.generation != id.generation {
+                return;
+            }
+            task.generation = task.generation.wrapping_add(1);
+            let future = task.future.take();
+            if future.is_some() {
+                task.occupied = false;
+                tasks.free.push(id.slot);
+            }
+            future
+        };
+        drop(future);
+    }
+
+    /// Drops every task of a simulated node.
+    pub(crate) fn abort_node(&self, node: u32) {
+        loop {
+            let victim = {
+                let tasks = self.tasks.borrow();
+                let mut slots = tasks.slots.iter().enumerate();
+                slots
+                    .find(|(_, task)| task.occupied && task.node == node && task.future.is_some())
+                    .map(|(slot, task)| TaskId { slot: slot as u32, generation: task.generation })
+            };
+            let Some(victim) = victim else { return };
+            self.as_node(node, || self.abort(victim));
+        }
+    }
+
+    /// Number of tasks alive.
+    pub(crate) fn tasks(&self) -> usize {
+        let tasks = self.tasks.borrow();
+        tasks.slots.len() - tasks.free.len()
+    }
+
+    pub(crate) fn add_timer(&self, deadline: u64, waker: Waker) -> (u64, u64) {
+        let mut timers = self.timers.borrow_mut();
+        timers.next_id += 1;
+        let key = (deadline, timers.next_id);
+        timers.queue.insert(key, waker);
+        key
+    }
+
+    /// Replaces the waker of a timer that has not fired; true when it was still there.
+    pub(crate) fn update_timer(&self, key: (u64, u64), waker: &Waker) -> bool {
+        match self.timers.borrow_mut().queue.get_mut(&key) {
+            Some(stored) => {
+                stored.clone_from(waker);
+                true
+            }
+            None => false,
+        }
+    }
+
+    pub(crate) fn remove_timer(&self, key: (u64, u64)) {
+        self.timers.borrow_mut().queue.remove(&key);
+    }
+
+    /// One round: run ready tasks, drive I/O (waiting only when nothing is ready), fire timers.
+    pub(crate) fn turn(&self) {
+        self.read_mail();
+        self.run_ready();
+        let wait = if self.is_idle() {
+            Wait::Until(self.timers.borrow().queue.keys().next().map(|key| key.0))
+        } else {
+            Wait::No
+        };
+        self.drive(wait);
+        self.fire_timers();
+    }
+
+    /// True when no task can run before something happens outside.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ready.borrow().is_empty() && !self.shared.main_woken.load(Ordering::SeqCst)
+    }
+
+    /// The time of the next timer.
+    pub(crate) fn next_timer(&self) -> Option<u64> {
+        self.timers.borrow().queue.keys().next().map(|key| key.0)
+    }
+
+    fn drive(&self, wait: Wait) {
+        let mut garbage = self.garbage.take();
+        self.driver.borrow_mut().turn(wait, &mut self.ops.borrow_mut(), &mut garbage);
+        garbage.clear();
+        self.garbage.replace(garbage);
+    }
+
+    fn read_mail(&self) {
+        if !self.shared.pending.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        let mut inbox = self.shared.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let woken = std::mem::take(&mut inbox.woken);
+        let work = std::mem::take(&mut inbox.work);
+        drop(inbox);
+        self.ready.borrow_mut().extend(woken);
+        for work in work {
+            work();
+        }
+    }
+
+    fn run_ready(&self) {
+        for _ in 0..TASKS_PER_TURN {
+            let Some(slot) = self.next_ready() else { return };
+            self.run(slot);
+        }
+    }
+
+    fn next_ready(&self) -> Option<u32> {
+        let mut ready = self.ready.borrow_mut();
+        if self.shuffles && ready.len() > 1 {
+            let pick = self.driver.borrow_mut().random() as usize % ready.len();
+            ready.swap(0, pick);
+        }
+        ready.pop_front()
+    }
+
+    fn run(&self, slot: u32) {
+        let (mut future, waker, generation) = {
+            let mut tasks = self.tasks.borrow_mut();
+            let task = &mut tasks.slots[slot as usize];
+            task.cell.queued.store(false, Ordering::Release);
+            let Some(future) = task.future.take() else { return };
+            self.node.set(task.node);
+            let waker = std::mem::replace(&mut task.waker, Waker::noop().clone());
+            (future, waker, task.generation)
+        };
+        let polled = Pin::new(&mut future).poll(&mut Context::from_waker(&waker));
+        let mut tasks = self.tasks.borrow_mut();
+        let task = &mut tasks.slots[slot as usize];
+        task.waker = waker;
+        let aborted = task.generation != generation;
+        if polled.is_pending() && !aborted {
+            task.future = Some(future);
+            self.node.set(0);
+            return;
+        }
+        if !aborted {
+            task.generation = task.generation.wrapping_add(1);
+        }
+        task.occupied = false;
+        tasks.free.push(slot);
+        drop(tasks);
+        drop(future);
+        self.node.set(0);
+    }
+
+    fn fire_timers(&self) {
+        if self.timers.borrow().queue.is_empty() {
+            return;
+        }
+        let now = self.now();
+        loop {
+            let mut timers = self.timers.borrow_mut();
+            let Some(entry) = timers.queue.first_entry() else { return };
+            if entry.key().0 > now {
+                return;
+            }
+            let waker = entry.remove();
+            drop(timers);
+            waker.wake();
+        }
+    }
+
+    /// Drops all tasks and waits for the operations that they leave in flight.
+    pub(crate) fn shut_down(&self) {
+        loop {
+            let victim = {
+                let tasks = self.tasks.borrow();
+                let mut slots = tasks.slots.iter().enumerate();
+                slots
+                    .find(|(_, task)| task.occupied)
+                    .map(|(slot, task)| TaskId { slot: slot as u32, generation: task.generation })
+            };
+            let Some(victim) = victim else { break };
+            self.abort(victim);
+        }
+        while self.ops.borrow().len() > 0 {
+            let soon = self.now() + 10_000_000;
+            self.drive(Wait::Until(Some(soon)));
+        }
+    }
+}
+
+/// Restores the thread's earlier executor when dropped.
+pub(crate) struct Entered {
+    earlier: Option<Rc<Executor>>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let earlier = self.earlier.take();
+        drop(CURRENT.with(|current| std::mem::replace(&mut *current.borrow_mut(), earlier)));
+    }
+}
+
+/// Resolves at the second poll: lets other tasks and I/O run.
+pub(crate) struct YieldNow(pub(crate) bool);
+
+impl Future for YieldNow {
+    type Output = ();
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if std::mem::replace(&mut self.0, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}

@@ -1,0 +1,41 @@
+//! What bounds this crate's memory, with the arithmetic.
+
+/// Alignment of every pooled buffer, in bytes: the largest memory alignment that O_DIRECT asks for
+/// on disks with 4 KiB blocks.
+pub const BUF_ALIGN_BYTES: usize = 4096;
+
+/// Smallest pooled block, in bytes.
+pub const BUF_MIN_BYTES: usize = 4096;
+
+/// Largest pooled block, in bytes: NBD's largest request (32 MiB). Larger requests are refused.
+pub const BUF_MAX_BYTES: usize = 32 << 20;
+
+/// Number of size classes: powers of two from 4 KiB to 32 MiB.
+pub const BUF_CLASSES: usize = 14;
+
+/// Default ceiling of pooled memory for one process, in bytes.
+pub const DEFAULT_MEMORY_BYTES: usize = 256 << 20;
+
+/// Idle blocks are cached for each class up to this many bytes a core; beyond it they go back to
+/// the system, so that a burst of large requests does not stay resident.
+pub const BUF_CACHE_BYTES_PER_CLASS: usize = 1 << 20;
+
+/// Most segments in one vectored send or receive (`UIO_MAXIOV` is 1,024).
+pub const MAX_SEGMENTS: usize = 1024;
+
+/// Submission queue entries of a ring. When it is full the loop submits at once, so this bounds
+/// batching, not the number of operations in flight.
+pub const RING_ENTRIES: u32 = 512;
+
+/// Completion queue entries of a ring; beyond it the kernel keeps completions itself
+/// (`IORING_FEAT_NODROP`).
+pub const RING_COMPLETIONS: u32 = 4096;
+
+/// Tasks polled between two looks at the driver, so that a busy task cannot starve I/O.
+pub const TASKS_PER_TURN: usize = 256;
+
+/// Worker threads a core that carry file operations for the threaded driver.
+pub const FILE_WORKERS: usize = 8;
+
+/// Default bound of the busy-wait before sleeping, in nanoseconds.
+pub const DEFAULT_SPIN_NS: u64 = 50_000;

@@ -1,0 +1,231 @@
+//! TCP and Unix stream sockets.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::buf::{Buf, BufMut};
+use crate::executor::Executor;
+use crate::handle::{Handle, Kind};
+use crate::op::{Op, OpFuture};
+use crate::vectored::{RecvList, SendList};
+
+/// Where a stream socket listens or connects.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Address {
+    /// TCP over IPv4 or IPv6. In simulation the IP names the node ([`crate::sim`]).
+    Tcp(SocketAddr),
+    /// A Unix stream socket's path.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp(address) => write!(f, "{address}"),
+            Address::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// An address in the kernel's form, at a place that does not move while a connect is in flight.
+#[derive(Clone)]
+pub(crate) struct RawAddress {
+    pub(crate) address: Address,
+    pub(crate) storage: rustix::net::SocketAddrAny,
+}
+
+impl fmt::Debug for RawAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(f)
+    }
+}
+
+impl RawAddress {
+    pub(crate) fn new(address: &Address) -> io::Result<RawAddress> {
+        let storage = match address {
+            Address::Tcp(tcp) => (*tcp).into(),
+            Address::Unix(path) => rustix::net::SocketAddrUnix::new(path)?.into(),
+        };
+        Ok(RawAddress { address: address.clone(), storage })
+    }
+}
+
+/// Resolves `host` (a name, an IPv4 or a bare IPv6 address) and `port`, blocking at most as long as
+/// the system's resolver does. In simulation only IP addresses are known.
+///
+/// # Errors
+/// The resolver's.
+pub fn resolve(host: &str, port: u16) -> io::Result<Vec<Address>> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![Address::Tcp(SocketAddr::new(ip, port))]);
+    }
+    let simulated = Executor::try_current().is_some_and(|ex| ex.driver().name() == "simulation");
+    if simulated {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "simulated hosts have addresses only"));
+    }
+    Ok((host, port).to_socket_addrs()?.map(Address::Tcp).collect())
+}
+
+/// A socket that accepts connections.
+#[derive(Debug)]
+pub struct Listener {
+    handle: Arc<Handle>,
+    address: Address,
+}
+
+impl Listener {
+    /// Listens. Port 0 takes a free port, see [`Listener::address`]. A stale Unix socket that
+    /// nobody serves is replaced.
+    ///
+    /// # Errors
+    /// The system's: address in use, permission, not available.
+    pub fn bind(address: &Address) -> io::Result<Listener> {
+        let executor = Executor::current();
+        let node = executor.node();
+        let mut driver = executor.driver();
+        let (raw, address) = driver.listen(address, node)?;
+        let kind = kind_of(driver.name());
+        Ok(Listener { handle: Arc::new(Handle::adopt(raw, kind)), address })
+    }
+
+    /// The address that it is bound to.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Accepts the next connection.
+    ///
+    /// # Errors
+    /// The system's; out of descriptors and aborted connections are worth a retry after a pause.
+    pub async fn accept(&self) -> io::Result<Stream> {
+        let (result, _) = OpFuture::new(Op::Accept { socket: self.handle.clone() }).await;
+        let raw = result? as i32;
+        let handle = Arc::new(Handle::adopt(raw, self.handle.kind()));
+        Ok(Stream { handle })
+    }
+}
+
+pub(crate) fn kind_of(driver: &str) -> Kind {
+    if driver == "simulation" { Kind::Sim } else { Kind::Os }
+}
+
+/// A connected stream socket. May be used by one receiving and one sending task at a time. It may
+/// be moved to another core while nothing is in flight.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    handle: Arc<Handle>,
+}
+
+impl Stream {
+    /// Connects, with no time-out of its own beyond the system's.
+    ///
+    /// # Errors
+    /// The system's: refused, unreachable, timed out.
+    pub async fn connect(address: &Address) -> io::Result<Stream> {
+        let executor = Executor::current();
+        let node = executor.node();
+        let handle = {
+            let mut driver = executor.driver();
+            let raw = driver.socket(address, node)?;
+            let kind = kind_of(driver.name());
+            Arc::new(Handle::adopt(raw, kind))
+        };
+        let address = Box::new(RawAddress::new(address)?);
+        let (result, _) = OpFuture::new(Op::Connect { socket: handle.clone(), address }).await;
+        result?;
+        Ok(Stream { handle })
+    }
+
+    /// The peer's address, for people; empty when it is gone.
+    pub fn peer(&self) -> String {
+        Executor::current().driver().peer(self.handle.raw())
+    }
+
+    /// Receives at least one byte into `buf`; 0 when the peer has closed (or `buf` is empty).
+    pub async fn recv(&self, buf: BufMut) -> (io::Result<usize>, BufMut) {
+        let (result, op) = OpFuture::new(Op::Recv { socket: self.handle.clone(), buf }).await;
+        match op {
+            Op::Recv { buf, .. } => (result.map(|n| n as usize), buf),
+            _ => unreachable!("an operation keeps its kind"),
+        }
+    }
+
+    /// Receives at least one byte into the list's buffers, in order; 0 when the peer has closed.
+    pub async fn recv_vectored(&self, list: RecvList) -> (io::Result<usize>, RecvList) {
+        let op = Op::RecvVectored { socket: self.handle.clone(), list };
+        match OpFuture::new(op).await {
+            (result, Op::RecvVectored { list, .. }) => (result.map(|n| n as usize), list),
+            _ => unreachable!("an operation keeps its kind"),
+        }
+    }
+
+    /// Receives exactly `buf.len()` bytes.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when the peer closes before; the system's otherwise.
+    pub async fn recv_exact(&self, mut buf: BufMut) -> (io::Result<()>, BufMut) {
+        let want = buf.len();
+        let mut have = 0;
+        while have < want {
+            let tail = buf.split_off(have);
+            let (result, tail) = self.recv(tail).await;
+            if buf.unsplit(tail).is_err() {
+                unreachable!("the tail was cut from this very buffer");
+            }
+            match result {
+                Ok(0) => return (Err(io::ErrorKind::UnexpectedEof.into()), buf),
+                Ok(count) => have += count,
+                Err(error) => return (Err(error), buf),
+            }
+        }
+        (Ok(()), buf)
+    }
+
+    /// Sends at least one byte of the list and drops from it what was sent.
+    pub async fn send(&self, list: SendList) -> (io::Result<usize>, SendList) {
+        match OpFuture::new(Op::Send { socket: self.handle.clone(), list }).await {
+            (result, Op::Send { mut list, .. }) => {
+                let sent = result.map(|n| n as usize);
+                if let Ok(count) = &sent {
+                    list.advance(*count);
+                }
+                (sent, list)
+            }
+            _ => unreachable!("an operation keeps its kind"),
+        }
+    }
+
+    /// Sends the whole list; gives it back empty when all went well.
+    pub async fn send_all(&self, mut list: SendList) -> (io::Result<()>, SendList) {
+        while !list.is_empty() {
+            let (result, rest) = self.send(list).await;
+            list = rest;
+            match result {
+                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), list),
+                Ok(_) => {}
+                Err(error) => return (Err(error), list),
+            }
+        }
+        (Ok(()), list)
+    }
+
+    /// Sends one buffer. For control paths; data paths batch with [`Stream::send_all`].
+    ///
+    /// # Errors
+    /// The system's.
+    pub async fn send_buf(&self, buf: Buf) -> io::Result<()> {
+        let mut list = SendList::new();
+        list.push(buf);
+        self.send_all(list).await.0
+    }
+
+    /// Ends both directions: a receive in flight ends with 0, the peer sees the end.
+    pub fn shutdown(&self) {
+        if let Some(executor) = Executor::try_current() {
+            executor.driver().shutdown(self.handle.raw());
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Operations: what tasks ask of the outside world, and the table of those in flight.
+//!
+//! An [`Op`] owns its buffers and its handle while it is in flight, so a task that drops the future
+//! leaves nothing dangling: the entry stays, detached, until the driver has completed it.
+//! This is the seam between the executor and its drivers (io_uring, threads, simulation).
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use crate::buf::{Buf, BufMut};
+use crate::executor::Executor;
+use crate::handle::Handle;
+use crate::vectored::{RecvList, SendList};
+
+/// Index of an operation in flight.
+pub(crate) type OpId = u32;
+
+/// What a driver is asked to do. Results are byte counts, or a new raw handle for `Accept`.
+#[derive(Debug)]
+pub(crate) enum Op {
+    /// Read at an offset of a file; may be short at its end only.
+    ReadAt { file: Arc<Handle>, buf: BufMut, offset: u64 },
+    /// Write at an offset of a file; `durable` asks for stable storage before completion.
+    WriteAt { file: Arc<Handle>, buf: Buf, offset: u64, durable: bool },
+    /// Make completed writes durable.
+    Sync { file: Arc<Handle> },
+    /// Deallocate (`zero` false) or zero (`zero` true) a range of a file.
+    Punch { file: Arc<Handle>, offset: u64, len: u64, mode: PunchMode },
+    /// Receive at least one byte; zero means that the peer has closed.
+    Recv { socket: Arc<Handle>, buf: BufMut },
+    /// Receive at least one byte into several buffers.
+    RecvVectored { socket: Arc<Handle>, list: RecvList },
+    /// Send from several buffers, all bytes unless an error comes between.
+    Send { socket: Arc<Handle>, list: SendList },
+    /// Accept a connection.
+    Accept { socket: Arc<Handle> },
+    /// Connect to an address.
+    Connect { socket: Arc<Handle>, address: Box<crate::net::RawAddress> },
+}
+
+/// How a range of a file is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PunchMode {
+    /// Deallocate; later reads return zeroes.
+    Deallocate,
+    /// Zero, keeping the space allocated.
+    Zero,
+}
+
+impl Op {
+    /// True when cancelling is safe and useful: nothing on a disk depends on it.
+    fn cancellable(&self) -> bool {
+        matches!(
+            self,
+            Op::Recv { .. }
+                | Op::RecvVectored { .. }
+                | Op::Accept { .. }
+                | Op::Connect { .. }
+                | Op::Send { .. }
+        )
+    }
+}
+
+#[derive(Debug)]
+enum State {
+    Free,
+    InFlight { op: Op, waker: Option<Waker> },
+    Detached { op: Op },
+    Done { op: Op, result: io::Result<u32> },
+}
+
+#[derive(Debug)]
+struct Slot {
+    state: State,
+    node: u32,
+}
+
+/// The operations in flight of one executor.
+#[derive(Debug, Default)]
+pub(crate) struct Ops {
+    slots: Vec<Slot>,
+    free: Vec<OpId>,
+}
+
+impl Ops {
+    pub(crate) fn insert(&mut self, op: Op, node: u32) -> OpId {
+        let slot = Slot { state: State::InFlight { op, waker: None }, node };
+        if let Some(id) = self.free.pop() {
+            self.slots[id as usize] = slot;
+            return id;
+        }
+        self.slots.push(slot);
+        (self.slots.len() - 1) as OpId
+    }
+
+    /// The operation, while it is in flight.
+    pub(crate) fn op_mut(&mut self, id: OpId) -> Option<&mut Op> {
+        match &mut self.slots.get_mut(id as usize)?.state {
+            State::InFlight { op, .. } | State::Detached { op } => Some(op),
+            State::Free | State::Done { .. } => None,
+        }
+    }
+
+    /// The simulated node that asked for it.
+    pub(crate) fn node(&self, id: OpId) -> u32 {
+        self.slots[id as usize].node
+    }
+
+    /// Number of operations in flight or waiting to be taken.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Records a result and wakes the task that waits for it. Returns what must be dropped by the
+    /// caller once no borrow is held: a detached operation's buffers and handles.
+    #[must_use]
+    pub(crate) fn complete(&mut self, id: OpId, result: io::Result<u32>) -> Option<Op> {
+        let slot = &mut self.slots[id as usize];
+        match std::mem::replace(&mut slot.state, State::Free) {
+            State::InFlight { op, waker } => {
+                slot.state = State::Done { op, result };
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+                None
+            }
+            State::Detached { op } => {
+                self.free.push(id);
+                if let (Op::Accept { socket }, Ok(raw)) = (&op, &result) {
+                    // Nobody will take the accepted connection: close it.
+                    drop(Handle::adopt(*raw as i32, socket.kind()));
+                }
+                Some(op)
+            }
+            State::Free | State::Done { .. } => unreachable!("an operation completes once"),
+        }
+    }
+
+    fn take_done(&mut self, id: OpId, waker: &Waker) -> Poll<(io::Result<u32>, Op)> {
+        let slot = &mut self.slots[id as usize];
+        if let State::InFlight { waker: stored, .. } = &mut slot.state {
+            match stored {
+                Some(stored) if stored.will_wake(waker) => {}
+                _ => *stored = Some(waker.clone()),
+            }
+            return Poll::Pending;
+        }
+        match std::mem::replace(&mut slot.state, State::Free) {
+            State::Done { op, result } => {
+                self.free.push(id);
+                Poll::Ready((result, op))
+            }
+            _ => unreachable!("a future holds a live operation"),
+        }
+    }
+}
+
+/// An operation in flight: resolves to its result and gives its buffers back.
+pub(crate) struct OpFuture {
+    executor: Rc<Executor>,
+    id: Option<OpId>,
+}
+
+impl OpFuture {
+    /// Hands `op` to the driver of the current executor.
+    pub(crate) fn new(op: Op) -> OpFuture {
+        let executor = Executor::current();
+        let id = executor.submit(op);
+        OpFuture { executor, id: Some(id) }
+    }
+}
+
+impl Future for OpFuture {
+    type Output = (io::Result<u32>, Op);
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let id = self.id.expect("polled after completion");
+        let done = self.executor.ops.borrow_mut().take_done(id, cx.waker());
+        if done.is_ready() {
+            self.id = None;
+        }
+        done
+    }
+}
+
+impl Drop for OpFuture {
+    fn drop(&mut self) {
+        let Some(id) = self.id else { return };
+        let mut ops = self.executor.ops.borrow_mut();
+        let slot = &mut ops.slots[id as usize];
+        match std::mem::replace(&mut slot.state, State::Free) {
+            State::InFlight { op, .. } => {
+                let cancel = op.cancellable();
+                slot.state = State::Detached { op };
+                drop(ops);
+                if cancel {
+                    self.executor.cancel(id);
+                }
+            }
+            done @ State::Done { .. } => {
+                ops.free.push(id);
+                drop(ops);
+                if let State::Done { op: Op::Accept { socket }, result: Ok(raw) } = &done {
+                    drop(Handle::adopt(*raw as i32, socket.kind()));
+                }
+                drop(done);
+            }
+            State::Free | State::Detached { .. } => unreachable!("a future holds a live operation"),
+        }
+    }
+}

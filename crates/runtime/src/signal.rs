@@ -1,0 +1,69 @@
+//! Signals that ask a program to end.
+
+use std::os::fd::IntoRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use crate::buf;
+use crate::driver::os;
+use crate::handle::{Handle, Kind};
+use crate::op::{Op, OpFuture};
+
+/// The handler's end and the listener's end of a socket pair: every driver can receive from one.
+static BELL: AtomicI32 = AtomicI32::new(-1);
+static EAR: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn on_signal(signal: libc::c_int) {
+    let fd = BELL.load(Ordering::Relaxed);
+    // SAFETY: write(2) is async-signal-safe, and the socket is never closed.
+    unsafe { libc::write(fd, (&raw const signal).cast(), 4) };
+}
+
+/// Prepares for [`terminated`]: from now on SIGTERM and SIGINT do not end the process at once.
+///
+/// # Errors
+/// The system's, when no socket pair can be had.
+pub fn catch_termination() -> std::io::Result<()> {
+    if BELL.load(Ordering::Relaxed) >= 0 {
+        return Ok(());
+    }
+    let flags = SocketFlags::CLOEXEC;
+    let (bell, ear) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // A program that is deaf to its signals must not hang in the handler.
+    rustix::io::ioctl_fionbio(&bell, true)?;
+    BELL.store(bell.into_raw_fd(), Ordering::Relaxed);
+    EAR.store(ear.into_raw_fd(), Ordering::Relaxed);
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        // SAFETY: `sigaction` is plain data for which zeroes are valid; the handler is
+        // async-signal-safe and stays for the life of the process.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_signal as *const () as usize;
+            action.sa_flags = libc::SA_RESTART;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+    Ok(())
+}
+
+/// Waits for SIGTERM or SIGINT after [`catch_termination`]; returns the signal's number. One task
+/// waits at a time.
+///
+/// # Panics
+/// Without [`catch_termination`] before.
+pub async fn terminated() -> i32 {
+    let ear = EAR.load(Ordering::Relaxed);
+    assert!(ear >= 0, "catch_termination comes first");
+    let duplicate = match rustix::io::dup(os::borrow(ear)) {
+        Ok(duplicate) => duplicate.into_raw_fd(),
+        Err(_) => return libc::SIGTERM,
+    };
+    let socket = Arc::new(Handle::adopt(duplicate, Kind::Os));
+    let buf = buf::alloc(4).await;
+    match OpFuture::new(Op::Recv { socket, buf }).await {
+        (Ok(4), Op::Recv { buf, .. }) => i32::from_ne_bytes([buf[0], buf[1], buf[2], buf[3]]),
+        _ => libc::SIGTERM,
+    }
+}

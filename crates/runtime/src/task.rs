@@ -1,0 +1,113 @@
+//! Tasks: independent work on one core.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use crate::executor::{Executor, TaskId, YieldNow};
+use crate::local_box::LocalBox;
+
+/// Starts a task whose result nobody needs. Allocates nothing in the steady state.
+pub fn spawn_detached(future: impl Future<Output = ()> + 'static) {
+    Executor::current().spawn(LocalBox::new(future));
+}
+
+/// Starts a task on this core.
+pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+    let result = Rc::new(RefCell::new(Join { value: None, ended: false, waiter: None }));
+    let guard = EndGuard(result.clone());
+    let executor = Executor::current();
+    let id = executor.spawn(LocalBox::new(async move {
+        let value = future.await;
+        guard.0.borrow_mut().value = Some(value);
+        drop(guard);
+    }));
+    JoinHandle { id, executor: Rc::downgrade(&executor), result }
+}
+
+/// Lets other tasks and I/O of this core run.
+pub async fn yield_now() {
+    YieldNow(false).await;
+}
+
+struct Join<T> {
+    value: Option<T>,
+    ended: bool,
+    waiter: Option<Waker>,
+}
+
+/// Marks the end of a task, however it comes.
+struct EndGuard<T>(Rc<RefCell<Join<T>>>);
+
+impl<T> Drop for EndGuard<T> {
+    fn drop(&mut self) {
+        let mut join = self.0.borrow_mut();
+        join.ended = true;
+        let waiter = join.waiter.take();
+        drop(join);
+        if let Some(waiter) = waiter {
+            waiter.wake();
+        }
+    }
+}
+
+/// The task was aborted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the task was aborted")]
+pub struct Aborted;
+
+/// Waits for a task's result, or ends it. Dropping it lets the task go on.
+pub struct JoinHandle<T> {
+    id: TaskId,
+    executor: std::rc::Weak<Executor>,
+    result: Rc<RefCell<Join<T>>>,
+}
+
+impl<T> JoinHandle<T> {
+    /// Drops the task's future, unless it has ended.
+    pub fn abort(&self) {
+        if let Some(executor) = self.executor.upgrade() {
+            executor.abort(self.id);
+        }
+    }
+
+    /// True once the task has ended, by itself or by abort.
+    pub fn is_finished(&self) -> bool {
+        self.result.borrow().ended
+    }
+
+    /// A guard that aborts the task when dropped.
+    pub fn abort_on_drop(self) -> AbortOnDrop<T> {
+        AbortOnDrop(self)
+    }
+}
+
+impl<T> Future for JoinHandle<T> {
+    type Output = Result<T, Aborted>;
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut join = self.result.borrow_mut();
+        if join.ended {
+            return Poll::Ready(join.value.take().ok_or(Aborted));
+        }
+        join.waiter = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+/// Aborts its task when dropped.
+pub struct AbortOnDrop<T>(JoinHandle<T>);
+
+impl<T> AbortOnDrop<T> {
+    /// The task.
+    pub fn handle(&mut self) -> &mut JoinHandle<T> {
+        &mut self.0
+    }
+}
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

@@ -1,0 +1,115 @@
+//! Time, real or simulated.
+
+use std::future::{Future, poll_fn};
+use std::ops::{Add, Sub};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::executor::Executor;
+
+/// A point of monotonic time, with nanosecond resolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Instant(u64);
+
+impl Instant {
+    /// Nanoseconds since the runtime's epoch.
+    pub fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// Time since `earlier`, zero when that is later.
+    pub fn since(self, earlier: Instant) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// Time from this point until now.
+    pub fn elapsed(self) -> Duration {
+        now().since(self)
+    }
+}
+
+impl Add<Duration> for Instant {
+    type Output = Instant;
+    fn add(self, span: Duration) -> Instant {
+        Instant(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+impl Sub for Instant {
+    type Output = Duration;
+    fn sub(self, earlier: Instant) -> Duration {
+        self.since(earlier)
+    }
+}
+
+/// The current time.
+pub fn now() -> Instant {
+    Instant(Executor::current().now())
+}
+
+/// Time since the Unix epoch, for people and for identities; it may jump.
+pub fn wall_clock() -> Duration {
+    Duration::from_nanos(Executor::current().driver().wall_clock())
+}
+
+/// Waits until `deadline`.
+pub fn sleep_until(deadline: Instant) -> Sleep {
+    Sleep { deadline, key: None }
+}
+
+/// Waits for `span`.
+pub fn sleep(span: Duration) -> Sleep {
+    sleep_until(now() + span)
+}
+
+/// See [`sleep`]. Dropping it removes the timer.
+#[derive(Debug)]
+pub struct Sleep {
+    deadline: Instant,
+    key: Option<(u64, u64)>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let executor = Executor::current();
+        if executor.now() >= self.deadline.0 {
+            return Poll::Ready(());
+        }
+        let known = self.key.is_some_and(|key| executor.update_timer(key, cx.waker()));
+        if !known {
+            self.key = Some(executor.add_timer(self.deadline.0, cx.waker().clone()));
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let (Some(key), Some(executor)) = (self.key, Executor::try_current()) {
+            executor.remove_timer(key);
+        }
+    }
+}
+
+/// The time was up first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("timed out")]
+pub struct Elapsed;
+
+/// Runs `future` for at most `span`; beyond it the future is dropped.
+///
+/// # Errors
+/// [`Elapsed`] when the time is up.
+pub async fn timeout<F: Future>(span: Duration, future: F) -> Result<F::Output, Elapsed> {
+    let mut future = pin!(future);
+    let mut timer = sleep(span);
+    poll_fn(|cx| {
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Ok(output));
+        }
+        Pin::new(&mut timer).poll(cx).map(|()| Err(Elapsed))
+    })
+    .await
+}

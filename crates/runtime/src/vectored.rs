@@ -1,0 +1,179 @@
+//! Lists of buffers for one vectored send or receive.
+//!
+//! A list owns its buffers and the kernel's view of them (`iovec`s and a `msghdr` on the heap, at
+//! addresses that do not move), is reused from one operation to the next and so allocates nothing
+//! in the steady state.
+
+use crate::buf::{Buf, BufMut};
+use crate::limits::MAX_SEGMENTS;
+
+/// The kernel's view of a list.
+struct Message {
+    iovecs: Vec<libc::iovec>,
+    header: libc::msghdr,
+}
+
+impl Message {
+    fn new() -> Box<Message> {
+        // SAFETY: `msghdr` is plain data for which all zeroes is a valid (empty) value.
+        let header = unsafe { std::mem::zeroed() };
+        Box::new(Message { iovecs: Vec::with_capacity(64), header })
+    }
+
+    fn point(&mut self) -> *mut libc::msghdr {
+        self.header.msg_iov = self.iovecs.as_mut_ptr();
+        self.header.msg_iovlen = self.iovecs.len() as _;
+        &raw mut self.header
+    }
+}
+
+/// Buffers to send, in order.
+pub struct SendList {
+    bufs: Vec<Buf>,
+    /// Buffers before this index have been sent and are empty.
+    head: usize,
+    bytes: usize,
+    message: Box<Message>,
+}
+
+impl Default for SendList {
+    fn default() -> SendList {
+        SendList::new()
+    }
+}
+
+impl SendList {
+    /// An empty list.
+    pub fn new() -> SendList {
+        SendList { bufs: Vec::with_capacity(64), head: 0, bytes: 0, message: Message::new() }
+    }
+
+    /// Appends a buffer; empty ones are dropped.
+    pub fn push(&mut self, buf: Buf) {
+        if !buf.is_empty() {
+            self.bytes += buf.len();
+            self.bufs.push(buf);
+        }
+    }
+
+    /// Bytes still to send.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Buffers still to send.
+    pub fn segments(&self) -> usize {
+        self.bufs.len() - self.head
+    }
+
+    /// True when nothing is left to send.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Forgets all buffers.
+    pub fn clear(&mut self) {
+        self.bufs.clear();
+        self.head = 0;
+        self.bytes = 0;
+    }
+
+    /// The buffers still to send.
+    pub(crate) fn pending(&self) -> &[Buf] {
+        &self.bufs[self.head..]
+    }
+
+    /// Drops the first `count` bytes: they are on their way.
+    pub fn advance(&mut self, mut count: usize) {
+        assert!(count <= self.bytes, "advance beyond the list");
+        self.bytes -= count;
+        if self.bytes == 0 {
+            return self.clear();
+        }
+        while count > 0 {
+            let first = &mut self.bufs[self.head];
+            let part = count.min(first.len());
+            first.advance(part);
+            count -= part;
+            if first.is_empty() {
+                self.head += 1;
+            }
+        }
+    }
+
+    /// Points the kernel's view at the first [`MAX_SEGMENTS`] buffers. The pointer stays good until
+    /// the list is changed or dropped.
+    pub(crate) fn message(&mut self) -> *mut libc::msghdr {
+        let message = &mut *self.message;
+        message.iovecs.clear();
+        for buf in self.bufs[self.head..].iter().take(MAX_SEGMENTS) {
+            let base = buf.as_ptr().cast_mut().cast();
+            message.iovecs.push(libc::iovec { iov_base: base, iov_len: buf.len() });
+        }
+        message.point()
+    }
+}
+
+impl std::fmt::Debug for SendList {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SendList({} bytes in {} buffers)", self.bytes, self.segments())
+    }
+}
+
+/// Buffers to receive into, in order.
+pub struct RecvList {
+    bufs: Vec<BufMut>,
+    message: Box<Message>,
+}
+
+impl Default for RecvList {
+    fn default() -> RecvList {
+        RecvList::new()
+    }
+}
+
+impl RecvList {
+    /// An empty list.
+    pub fn new() -> RecvList {
+        RecvList { bufs: Vec::with_capacity(16), message: Message::new() }
+    }
+
+    /// Appends a buffer.
+    ///
+    /// # Panics
+    /// Beyond [`MAX_SEGMENTS`] buffers.
+    pub fn push(&mut self, buf: BufMut) {
+        assert!(self.bufs.len() < MAX_SEGMENTS, "too many segments");
+        self.bufs.push(buf);
+    }
+
+    /// Bytes that fit.
+    pub fn bytes(&self) -> usize {
+        self.bufs.iter().map(|buf| buf.len()).sum()
+    }
+
+    /// Takes all buffers out, in order.
+    pub fn drain(&mut self) -> impl Iterator<Item = BufMut> + '_ {
+        self.bufs.drain(..)
+    }
+
+    pub(crate) fn bufs_mut(&mut self) -> &mut [BufMut] {
+        &mut self.bufs
+    }
+
+    pub(crate) fn message(&mut self) -> *mut libc::msghdr {
+        let message = &mut *self.message;
+        message.iovecs.clear();
+        for buf in &mut self.bufs {
+            let base = buf.as_mut_ptr().cast();
+            message.iovecs.push(libc::iovec { iov_base: base, iov_len: buf.len() });
+        }
+        message.point()
+    }
+}
+
+impl std::fmt::Debug for RecvList {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RecvList({} bytes in {} buffers)", self.bytes(), self.bufs.len())
+    }
+}

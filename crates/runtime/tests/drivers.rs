@@ -1,0 +1,215 @@
+//! Both real drivers do the same things in the same way.
+#![allow(missing_docs)]
+
+use std::cell::Cell;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use flagstone_runtime::fs::{File, OpenOptions, PunchMode};
+use flagstone_runtime::net::{Address, Listener, Stream};
+use flagstone_runtime::{
+    Buf, Config, DriverChoice, RecvList, SendList, alive, buf, cores, run, spawn, sync, task, time,
+};
+
+/// Runs the test on each real driver, with two cores.
+fn on_each_driver(test: impl AsyncFn()) {
+    for driver in [DriverChoice::IoUring, DriverChoice::Threads] {
+        let config = Config { cores: 2, driver, ..Config::default() };
+        match run(&config, || test()) {
+            Ok(()) => {}
+            Err(error) if driver == DriverChoice::IoUring => eprintln!("skipped: {error}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn any_port() -> Address {
+    Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+}
+
+async fn echo(stream: Stream) {
+    loop {
+        let (result, buf) = stream.recv(buf::alloc(65536).await).await;
+        let Ok(count @ 1..) = result else { return };
+        if stream.send_buf(buf.freeze().slice(0..count)).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn echo_over_tcp_and_unix_and_a_clean_end() {
+    let dir = tempfile::tempdir().unwrap();
+    on_each_driver(async || {
+        for address in [any_port(), Address::Unix(dir.path().join("echo.sock"))] {
+            let listener = Listener::bind(&address).unwrap();
+            let bound = listener.address().clone();
+            let server = spawn(async move { echo(listener.accept().await.unwrap()).await });
+            let stream = Stream::connect(&bound).await.unwrap();
+            for round in 0..50_u8 {
+                let mut list = SendList::new();
+                for part in 0..40_u8 {
+                    list.push(Buf::copy_of(&vec![round ^ part; 1000 + usize::from(part)]).unwrap());
+                }
+                let total = list.bytes();
+                let sender = stream.clone();
+                let sending = spawn(async move { sender.send_all(list).await.0 });
+                let (result, got) = stream.recv_exact(buf::alloc(total).await).await;
+                result.unwrap();
+                sending.await.unwrap().unwrap();
+                assert_eq!((got[0], got[total - 1]), (round, round ^ 39));
+            }
+            stream.shutdown();
+            server.await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_vectored_receive_fills_buffers_in_order() {
+    on_each_driver(async || {
+        let listener = Listener::bind(&any_port()).unwrap();
+        let client = Stream::connect(listener.address()).await.unwrap();
+        let server = listener.accept().await.unwrap();
+        client.send_buf(Buf::copy_of(b"abcdefghij").unwrap()).await.unwrap();
+        let mut list = RecvList::new();
+        for len in [3, 4, 10] {
+            list.push(buf::alloc(len).await);
+        }
+        let (count, mut list) = server.recv_vectored(list).await;
+        assert_eq!(count.unwrap(), 10);
+        let bufs: Vec<_> = list.drain().collect();
+        assert_eq!(
+            (&bufs[0][..], &bufs[1][..], &bufs[2][..3]),
+            (&b"abc"[..], &b"defg"[..], &b"hij"[..])
+        );
+    });
+}
+
+#[test]
+fn a_dropped_receive_is_cancelled_and_leaves_nothing() {
+    on_each_driver(async || {
+        let listener = Listener::bind(&any_port()).unwrap();
+        let client = Stream::connect(listener.address()).await.unwrap();
+        let server = listener.accept().await.unwrap();
+        let before = alive();
+        let receive = server.recv(buf::alloc(100).await);
+        assert!(time::timeout(Duration::from_millis(5), receive).await.is_err());
+        time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(alive(), before);
+        // The connection still works: the cancelled receive took no bytes.
+        client.send_buf(Buf::copy_of(b"x").unwrap()).await.unwrap();
+        assert_eq!(server.recv(buf::alloc(100).await).await.0.unwrap(), 1);
+    });
+}
+
+#[test]
+fn connecting_to_nobody_fails() {
+    on_each_driver(async || {
+        let listener = Listener::bind(&any_port()).unwrap();
+        let address = listener.address().clone();
+        drop(listener);
+        time::sleep(Duration::from_millis(10)).await;
+        let error = Stream::connect(&address).await.unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    });
+}
+
+#[test]
+fn files_read_back_what_was_written_and_punched() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    on_each_driver(async || {
+        let path = dir.path().join("disk");
+        let options = OpenOptions { create_bytes: Some(1 << 20), ..OpenOptions::default() };
+        let file = File::open(&path, &options).unwrap();
+        assert_eq!(file.info().size_bytes, 1 << 20);
+        let again = File::open(&path, &OpenOptions::default());
+        assert!(again.is_err(), "an exclusive file opens once");
+        for (block, durable) in [(0_u64, false), (1, true), (254, false)] {
+            let mut data = buf::alloc(4096).await;
+            data.fill(block as u8 + 1);
+            file.write_at(data.freeze(), block * 4096, durable).await.unwrap();
+        }
+        file.sync().await.unwrap();
+        file.punch(4096, 4096, PunchMode::Deallocate).await.unwrap();
+        for (block, expected) in [(0_u64, 1), (1, 0), (254, 255), (2, 0)] {
+            let (count, data) = file.read_at(buf::alloc(4096).await, block * 4096).await;
+            assert_eq!(count.unwrap(), 4096);
+            assert!(data.iter().all(|byte| *byte == expected), "block {block}");
+        }
+        let (count, _) = file.read_at(buf::alloc(4096).await, 1 << 20).await;
+        assert_eq!(count.unwrap(), 0, "nothing beyond the end");
+        drop(file);
+        std::fs::remove_file(&path).unwrap();
+    });
+}
+
+#[test]
+fn timers_fire_in_order_and_time_outs_drop() {
+    on_each_driver(async || {
+        let order = Rc::new(std::cell::RefCell::new(Vec::new()));
+        let tasks: Vec<_> = [30_u64, 10, 20]
+            .into_iter()
+            .map(|ms| {
+                let order = order.clone();
+                spawn(async move {
+                    time::sleep(Duration::from_millis(ms)).await;
+                    order.borrow_mut().push(ms);
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(*order.borrow(), [10, 20, 30]);
+    });
+}
+
+#[test]
+fn cores_run_each_others_work() {
+    on_each_driver(async || {
+        let cores = cores();
+        let home = cores[0].clone();
+        assert_eq!(cores.len(), 2);
+        let (sender, receiver) = sync::oneshot();
+        let slot = Rc::new(Cell::new(Some(sender)));
+        thread_local!(static SLOT: Cell<Option<sync::OneSender<usize>>> = const { Cell::new(None) });
+        SLOT.set(slot.take());
+        cores[1].spawn(move || async move {
+            time::sleep(Duration::from_millis(2)).await;
+            let there = flagstone_runtime::core_index();
+            home.spawn(move || async move {
+                SLOT.take().expect("this is core 0").send(there);
+            });
+        });
+        assert_eq!(receiver.await, Some(1));
+    });
+}
+
+#[test]
+fn aborted_tasks_end_and_say_so() {
+    on_each_driver(async || {
+        let before = alive();
+        let task = spawn(async { time::sleep(Duration::from_secs(3600)).await });
+        task::yield_now().await;
+        task.abort();
+        assert!(task.await.is_err());
+        assert_eq!(alive(), before);
+    });
+}
+
+#[test]
+fn a_semaphore_is_fair_and_returns_permits() {
+    on_each_driver(async || {
+        let semaphore = sync::Semaphore::new(2);
+        let both = semaphore.acquire(2).await;
+        let waiting = semaphore.clone();
+        let large = spawn(async move { waiting.acquire(2).await });
+        task::yield_now().await;
+        assert!(semaphore.try_acquire(1).is_none());
+        drop(both);
+        drop(large.await.unwrap());
+        assert_eq!(semaphore.available(), 2);
+    });
+}
