@@ -11,7 +11,7 @@
 //! Parsing does no I/O but reading the file itself: whether a disk exists or an address is free
 //! is found out when it is opened, not here.
 
-// pub mod config;
+pub mod config;
 pub mod device_spec;
 pub mod limits;
 pub mod listen_spec;
