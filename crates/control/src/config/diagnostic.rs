@@ -281,11 +281,17 @@ fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\t' { '\u{FFFD}' } else { c }).collect()
 }
 
+/// The last boundary between characters at or before `index`.
+fn char_boundary_before(text: &str, index: usize) -> usize {
+    let index = index.min(text.len());
+    (0..=index).rev().find(|index| text.is_char_boundary(*index)).unwrap_or(0)
+}
+
 /// Line, column and excerpt of a range of bytes of `text`. A range that ends beyond its first
 /// line is marked to the end of that line.
 fn locate(text: &str, span: Range<usize>) -> Location {
-    let start = text.floor_char_boundary(span.start);
-    let end = text.ceil_char_boundary(span.end.max(start));
+    let start = char_boundary_before(text, span.start);
+    let end = char_boundary_before(text, span.end).max(start);
     let line_start = text[..start].rfind('\n').map_or(0, |newline| newline + 1);
     let line_end = text[start..].find('\n').map_or(text.len(), |newline| start + newline);
     let line = text[..line_start].matches('\n').count() + 1;
