@@ -1,4 +1,4 @@
-//! CRC32C, the digest of NVMe/TCP headers and data (NVMe/TCP 3.3.1.1).
+//! CRC32C, the digest of NVMe/TCP headers and data (NVMe/TCP 3.3).
 //!
 //! The polynomial is Castagnoli's, reflected, all ones in and out, as in iSCSI (RFC 3720 B.4 has
 //! the vectors). On the wire it is little-endian, after the header or after the data; the header's

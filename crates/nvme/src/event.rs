@@ -80,7 +80,7 @@ impl AsyncEvent {
 }
 
 bits! {
-    /// Asynchronous Event Configuration, which events a host wants (feature 0Bh, Base 5.1.25.1.5),
+    /// Asynchronous Event Configuration, which events a host wants (feature 0Bh, Base 5.1.25),
     /// and OAES of Identify Controller, which a controller has: the same bits from 8 up.
     pub struct EventMask(u32) {
         /// SMART / health critical warnings, as in the log page's byte 0.

@@ -64,7 +64,7 @@ impl NumberOfQueues {
     ///
     /// # Errors
     ///
-    /// Invalid Field of 65,535 (that is 65,536 queues), as Base 5.1.25.1.4 has it.
+    /// Invalid Field, with do not retry, of 65,535 (that is 65,536 queues).
     pub const fn from_request(value: u32) -> Result<Self, Status> {
         match ((value as u16).checked_add(1), ((value >> 16) as u16).checked_add(1)) {
             (Some(submission), Some(completion)) => Ok(Self { submission, completion }),
@@ -152,7 +152,7 @@ bits! {
 }
 
 wire! {
-    /// Host Behavior Support, the data of feature 16h (Base 5.1.25.1.14).
+    /// Host Behavior Support, the data of feature 16h (Base 5.1.25).
     pub struct HostBehavior [512] {
         /// ACRE: 1 when the host understands command retry delays.
         0 => pub retry_delay: u8,

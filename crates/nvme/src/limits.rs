@@ -26,7 +26,7 @@ pub const NQN_FIELD_BYTES: usize = 256;
 pub const NQN_BYTES: usize = 223;
 /// `nqn.` and `yyyy-mm.` and one byte more.
 pub const NQN_MIN_BYTES: usize = 4 + 8 + 1;
-/// Entries of an admin submission queue over fabrics, at least (Base 3.3.2.2).
+/// Entries of an admin submission queue over fabrics, at least.
 pub const FABRICS_ADMIN_QUEUE_MIN_ENTRIES: u16 = 32;
 /// The largest namespace identifier that can be active: `FFFFFFFFh` is the broadcast, and
 /// `FFFFFFFEh` starts no list.
@@ -55,7 +55,7 @@ pub const PDA_MAX: u8 = 31;
 /// MAXH2CDATA at least, bytes; it is also a multiple of 4.
 pub const MAXH2CDATA_MIN_BYTES: u32 = 4096;
 /// In-capsule data that every controller takes with admin and fabrics commands, bytes
-/// (NVMe/TCP 3.3.2.1).
+/// (NVMe/TCP 3.3).
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 /// I/O command capsule sizes (IOCCSZ) are in units of 16 bytes.
 pub const CAPSULE_UNIT_BYTES: u32 = 16;

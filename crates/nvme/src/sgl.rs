@@ -1,5 +1,5 @@
 //! Scatter gather list descriptors, the two of them that NVMe/TCP has (Base 4.3.2,
-//! NVMe/TCP 3.3.2).
+//! NVMe/TCP 3.3).
 //!
 //! A command over TCP carries one descriptor: data block with subtype offset (01h), its data is in
 //! the capsule; or transport data block with the transport's subtype (5Ah), its data moves in data

@@ -45,6 +45,7 @@ pub trait Wire: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Si
     #[inline]
     #[must_use]
     fn view_list(bytes: &[u8]) -> &[Self] {
+        const { assert!(Self::BYTES > 0, "a list of nothing has no length") };
         let count = bytes.len() / Self::BYTES;
         <[Self]>::ref_from_prefix_with_elems(bytes, count).map_or(&[], |(list, _rest)| list)
     }
@@ -75,7 +76,7 @@ pub trait Wire: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Si
 impl<T: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned> Wire for T {}
 
 /// Fills `field` with `text`, padded with spaces, as the ASCII strings of Identify are
-/// (Base 1.4.2, "ASCII data"). Characters outside printable ASCII become `?`; what does not fit
+///. Characters outside printable ASCII become `?`; what does not fit
 /// is cut.
 pub fn fill_ascii(field: &mut [u8], text: &str) {
     field.fill(b' ');

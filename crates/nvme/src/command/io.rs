@@ -111,6 +111,12 @@ impl BlockCommand {
         self.options & (PROTECTION | STORAGE_TAG_CHECK) != 0
     }
 
+    /// Write: directive type, 0 without directives. The bits have other meanings in Write Zeroes.
+    #[must_use]
+    pub const fn directive_type(self) -> u8 {
+        (self.options >> 20) as u8 & 0xf
+    }
+
     /// Write Zeroes: the blocks may be deallocated, as far as they then read as zeroes.
     #[must_use]
     pub const fn deallocate(self) -> bool {
@@ -307,6 +313,7 @@ mod tests {
         let parsed = BlockCommand::parse(&other);
         assert!(parsed.limited_retry() && parsed.wants_protection() && parsed.namespace_zeroes());
         assert!(!parsed.fua() && !parsed.deallocate());
+        assert_eq!(parsed.directive_type(), 8);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Asymmetric Namespace Access log page (Base 5.1.12.1.13): which namespaces this controller
+//! Asymmetric Namespace Access log page (Base 5.1.12.1): which namespaces this controller
 //! reaches how well.
 
 use crate::codes::codes;

@@ -1,4 +1,4 @@
-//! Discovery log page (Base 5.1.12.3.1): which subsystems can be reached, and where.
+//! Discovery log page (Base 5.1.12.3): which subsystems can be reached, and where.
 
 use crate::codes::codes;
 use crate::limits::FABRICS_ADMIN_QUEUE_MIN_ENTRIES;

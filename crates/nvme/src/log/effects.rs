@@ -1,4 +1,4 @@
-//! What is supported: log pages and commands (Base 5.1.12.1.1, 5.1.12.1.6).
+//! What is supported: log pages and commands (Base 5.1.12.1).
 
 use super::LogId;
 use crate::opcode::{AdminOpcode, IoOpcode};

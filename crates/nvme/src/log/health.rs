@@ -1,4 +1,4 @@
-//! Error information, SMART / health and firmware slots (Base 5.1.12.1.2 to 5.1.12.1.4).
+//! Error information, SMART / health and firmware slots (Base 5.1.12.1).
 
 use crate::status::Status;
 use crate::wire::{U16, U32, U64, U128, fill_ascii, wire};

@@ -270,7 +270,7 @@ impl InitializeResponse {
 }
 
 /// Writes the `TermReq` that `sender` sends (what it received is `offending`, of which the first
-/// 128 bytes are returned to the peer) and gives its length, 24 to 152 bytes
+/// 128 bytes are returned to the peer; at least the common header, some peers insist on data) and gives its length, 24 to 152 bytes
 /// ([`crate::limits::TERM_REQ_MAX_BYTES`]); `None` when `out` is shorter than that.
 ///
 /// `sender` is the side that received the offence: a [`Receiver::Controller`] sends `C2HTermReq`.

@@ -153,7 +153,7 @@ proptest! {
         let end = encoder.r2t(&mut out, cid, tag, offset, data_bytes).unwrap();
         let frame = receive(&rules, &out[..end]).unwrap();
         let r2t = R2tHeader::view(&out).unwrap();
-        prop_assert_eq!((frame.kind, r2t.check()), (PduKind::R2t, Ok(())));
+        prop_assert_eq!((frame.kind, r2t.check(u32::MAX)), (PduKind::R2t, Ok(())));
         prop_assert_eq!((r2t.transfer_tag.get(), r2t.data_bytes.get()), (tag, data_bytes));
 
         let flags = DataFlags { last, success };

@@ -1,6 +1,10 @@
-//! What ends a connection, and how the peer is told (NVMe/TCP 3.6.2.4, 3.6.2.5).
+//! What ends a connection, and how the peer is told (NVMe/TCP 3.5 and 3.6.2, `H2CTermReq` and
+//! `C2HTermReq`).
 
+use super::{CapsuleResp, DataHeader};
 use crate::codes::codes;
+use crate::command::Cqe;
+use core::mem::offset_of;
 
 codes! {
     /// Fatal error status (FES) of a `TermReq`.
@@ -32,6 +36,14 @@ impl Fatal {
     pub const OUT_OF_RANGE: Self = Self::plain(FatalStatus::OUT_OF_RANGE);
     /// Data transfer or R2T limit exceeded.
     pub const LIMIT_EXCEEDED: Self = Self::plain(FatalStatus::LIMIT_EXCEEDED);
+
+    /// `H2CData` names a transfer tag that no R2T has: unused, of a read, or beyond the queue.
+    pub const UNKNOWN_TRANSFER_TAG: Self = Self::field(offset_of!(DataHeader, transfer_tag));
+    /// `C2HData` or `R2T` names a command that is not outstanding, or that has no such data.
+    pub const UNKNOWN_COMMAND: Self = Self::field(offset_of!(DataHeader, cid));
+    /// `CapsuleResp` completes a command that is not outstanding.
+    pub const UNKNOWN_COMPLETION: Self =
+        Self::field(offset_of!(CapsuleResp, completion) + offset_of!(Cqe, cid));
 
     /// The field at byte `offset` of the header has an invalid value.
     #[must_use]
@@ -65,4 +77,18 @@ pub enum Violation {
     /// Close without an answer: it is the peer's `TermReq` that is malformed.
     #[error("malformed TermReq")]
     Close,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_things_point_at_their_field() {
+        assert_eq!(Fatal::UNKNOWN_TRANSFER_TAG, Fatal::field(10));
+        assert_eq!(Fatal::UNKNOWN_COMMAND, Fatal::field(8));
+        assert_eq!(Fatal::UNKNOWN_COMPLETION, Fatal::field(20));
+        let text = Violation::from(Fatal::field(4)).to_string();
+        assert_eq!(text, "Invalid PDU Header Field (information 0x4)");
+    }
 }

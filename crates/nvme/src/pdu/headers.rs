@@ -215,19 +215,19 @@ impl DataHeader {
 }
 
 impl R2tHeader {
-    /// Checks what a host must check before it looks the command up.
+    /// Checks it against a command that has `command_bytes` to send; 0 of one that sends nothing.
     ///
     /// # Errors
     ///
-    /// Invalid header field: a length of 0. Out of range: an end beyond 32 bits.
-    pub const fn check(&self) -> Result<(), Fatal> {
+    /// Invalid header field: a length of 0. Out of range: not inside the command's data.
+    pub const fn check(&self, command_bytes: u32) -> Result<(), Fatal> {
         if self.data_bytes.get() == 0 {
             return Err(Fatal::field(offset_of!(Self, data_bytes)));
         }
-        if self.offset.get().checked_add(self.data_bytes.get()).is_none() {
-            return Err(Fatal::OUT_OF_RANGE);
+        match self.offset.get().checked_add(self.data_bytes.get()) {
+            Some(end) if end <= command_bytes => Ok(()),
+            _ => Err(Fatal::OUT_OF_RANGE),
         }
-        Ok(())
     }
 }
 
@@ -294,9 +294,12 @@ mod tests {
             data_bytes: U32::new(data_bytes),
             ..Default::default()
         };
-        assert_eq!(r2t(4096, 4096).check(), Ok(()));
-        assert_eq!(r2t(4096, 0).check(), Err(Fatal::field(16)));
-        assert_eq!(r2t(u32::MAX, 1).check(), Err(Fatal::OUT_OF_RANGE));
+        assert_eq!(r2t(4096, 4096).check(8192), Ok(()));
+        assert_eq!(r2t(4096, 4096).check(8191), Err(Fatal::OUT_OF_RANGE));
+        assert_eq!(r2t(0, 1).check(0), Err(Fatal::OUT_OF_RANGE));
+        assert_eq!(r2t(4096, 0).check(8192), Err(Fatal::field(16)));
+        assert_eq!(r2t(u32::MAX, 1).check(u32::MAX), Err(Fatal::OUT_OF_RANGE));
+        assert_eq!(r2t(1, u32::MAX).check(u32::MAX), Err(Fatal::OUT_OF_RANGE));
     }
 
     #[test]
