@@ -41,9 +41,6 @@ pub(crate) const TERMINATE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a connection's progress is looked at.
 pub(crate) const WATCHDOG_PERIOD: Duration = Duration::from_secs(1);
 
-/// Data that an admin command may bring, in bytes.
-pub(crate) const ADMIN_DATA_BYTES: u32 = 4096;
-
 /// Subsystems of one target.
 pub(crate) const SUBSYSTEMS: usize = 4096;
 

@@ -20,11 +20,10 @@ use flagstone_runtime::{Buf, buf};
 
 use super::{Connection, End};
 use crate::limits::{
-    ADMIN_DATA_BYTES, COMMON_HEADER_BYTES, CONTROLLER_DATA_ALIGNMENT, DIRECT_BYTES,
-    HEADER_BYTES_MAX,
+    COMMON_HEADER_BYTES, CONTROLLER_DATA_ALIGNMENT, DIRECT_BYTES, HEADER_BYTES_MAX,
 };
 use crate::stream::rx::{Rx, Shape};
-use crate::target::connect;
+use crate::target::{admin_data_bytes, connect};
 
 /// A violation, and the header that the peer is shown.
 fn violation(violation: impl Into<Violation>, offending: &[u8]) -> End {
@@ -214,24 +213,15 @@ impl Connection {
     /// A command whose capsule carries no data: `data_bytes` are to be moved in data PDUs, either
     /// way.
     async fn without_data(self: &Rc<Self>, command: Sqe, data_bytes: u32) -> Result<(), End> {
-        let wanted = self.data_from_host(&command, data_bytes);
-        match wanted {
-            Ok(0) => {
-                self.execute_without_data(command).await?;
-            }
-            Ok(_) => {
-                let data = buf::alloc(data_bytes as usize).await;
+        match self.data_from_host(&command, data_bytes) {
+            Ok(0) => self.execute_without_data(command)?,
+            Ok(wanted) => {
+                let data = buf::alloc(wanted as usize).await;
                 self.advance_queue();
-                self.begin(data_bytes as usize);
-                let tag = self.transfers.borrow_mut().insert(command, data);
-                match tag {
-                    Some((tag, len)) => self.request_data(command.cid.get(), tag, len),
-                    None => self.complete(
-                        command.cid.get(),
-                        Status::INTERNAL_ERROR,
-                        data_bytes as usize,
-                    ),
-                }
+                self.begin(wanted as usize);
+                let transfer = self.transfers.borrow_mut().insert(command, data);
+                let (tag, cid) = (transfer.expect("as many as a queue has entries"), command.cid);
+                self.request_data(cid.get(), tag, wanted);
             }
             Err(status) => {
                 self.advance_queue();
@@ -258,10 +248,10 @@ impl Connection {
             // Connect's data is always in the capsule (NVMe/TCP 3.3.2.1.2).
             return Err(Status::SGL_TYPE_INVALID.dnr());
         }
-        let max = match qid {
-            0 => ADMIN_DATA_BYTES,
-            _ => self.target.config().mdts_bytes,
-        };
+        if qid == 0 {
+            return Ok(admin_data_bytes(command).min(data_bytes));
+        }
+        let max = self.target.config().mdts_bytes;
         if data_bytes > max { Err(Status::INVALID_FIELD.dnr()) } else { Ok(data_bytes) }
     }
 
@@ -361,7 +351,7 @@ impl Connection {
         Ok(())
     }
 
-    async fn execute_without_data(self: &Rc<Self>, command: Sqe) -> Result<(), End> {
+    fn execute_without_data(self: &Rc<Self>, command: Sqe) -> Result<(), End> {
         if self.session.borrow().is_none() {
             return self.first_command(command, None).map(drop);
         }
