@@ -23,7 +23,7 @@ fn stripe(chunk_bytes: u64) -> SharedDevice {
     Arc::new(Stripe::new(vec![memory(), memory()], chunk_bytes).unwrap())
 }
 
-/// Reads and writes, several at once, of a length in bytes.
+/// Reads and writes, several at once, of a length in bytes, and flushes now and then.
 async fn calls(device: &SharedDevice, rounds: u64, len: u64) {
     for round in 0..rounds {
         let offset = |number: u64| (round * 7 + number * 13) * BLOCK_BYTES % (SIZE_BYTES - len);
@@ -36,6 +36,9 @@ async fn calls(device: &SharedDevice, rounds: u64, len: u64) {
             write.await.unwrap();
         }
         read.await.unwrap();
+        if round.is_multiple_of(50) {
+            device.flush().await.unwrap();
+        }
     }
 }
 

@@ -119,10 +119,10 @@ impl BlockDevice for Broken {
                     Ok(buf)
                 })
             }
-            Bug::WrapsAround if len > 0 && (offset | len as u64) % 512 == 0 => {
+            Bug::WrapsAround if len > 0 && (offset | len as u64).is_multiple_of(512) => {
                 self.memory.read(offset % SIZE_BYTES, buf)
             }
-            Bug::RefusesMemory if buf.as_ptr().addr() % 512 != 0 => {
+            Bug::RefusesMemory if !buf.as_ptr().addr().is_multiple_of(512) => {
                 IoFuture::ready(Err(IoError::ReadFault))
             }
             _ => self.memory.read(offset, buf),

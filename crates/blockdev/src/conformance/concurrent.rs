@@ -1,11 +1,12 @@
 //! Many calls at once, from one core and from several.
 
 use std::future::{Future, poll_fn};
+use std::ops::RangeInclusive;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use flagstone_runtime::{buf, cores, spawn};
+use flagstone_runtime::{buf, cores, spawn, task};
 
 use super::kit::{Kit, fill, mismatch, patterned};
 use crate::rng::Rng;
@@ -76,26 +77,38 @@ pub(super) async fn overlapping_calls_leave_whole_blocks(kit: &mut Kit<'_>) {
             .map(|task| {
                 let device = kit.device.clone();
                 let start = (task + round) % 4 * block;
-                spawn(async move {
+                on_core(task as usize % cores().len(), move || async move {
                     let data = patterned(start, span - start, first + task).await.freeze();
                     assert_eq!(device.write(start, data, false).await, Ok(()));
                 })
             })
             .collect();
-        if kit.options.whole_blocks {
-            for _ in 0..4 {
-                all_of_one_writer(&kit.read(0, span).await, unit, &stamps);
-            }
+        let readers = if kit.options.whole_blocks { 4 } else { 0 };
+        let readers: Vec<_> = (0..readers)
+            .map(|_| spawn(read_whole(kit.device.clone(), span, unit, stamps.clone())))
+            .collect();
+        for reader in readers {
+            reader.await.expect("nobody aborts these tasks");
         }
         for writer in writers {
-            writer.await.expect("nobody aborts these tasks");
+            writer.await;
         }
         all_of_one_writer(&kit.read(0, span).await, unit, &stamps);
     }
 }
 
+/// Reads while others write.
+async fn read_whole(device: SharedDevice, span: u64, unit: u64, stamps: RangeInclusive<u64>) {
+    for _ in 0..4 {
+        let read = device.read(0, buf::alloc(span as usize).await).await;
+        all_of_one_writer(&read.expect("a read within the device"), unit, &stamps);
+        // A device that answers at once would leave the writers no time.
+        task::yield_now().await;
+    }
+}
+
 /// Each unit of the data, which begins at offset 0, is of one of the stamps.
-fn all_of_one_writer(data: &[u8], unit: u64, stamps: &std::ops::RangeInclusive<u64>) {
+fn all_of_one_writer(data: &[u8], unit: u64, stamps: &RangeInclusive<u64>) {
     for (part, at) in data.chunks(unit as usize).zip((0..).step_by(unit as usize)) {
         let whole = stamps.clone().any(|stamp| mismatch(at, part, stamp).is_none());
         assert!(whole, "the {unit} B at {at} are of several writes");
@@ -141,8 +154,31 @@ async fn flushes_from_all_cores_at_once(kit: &Kit<'_>) {
     }
 }
 
-/// A value that one core leaves for another, and who waits for it.
-struct Mailbox<T>(Mutex<(Option<T>, Option<Waker>)>);
+/// What one core leaves for another, and who waits for it.
+struct Mailbox<T> {
+    value: Option<T>,
+    closed: bool,
+    waiting: Option<Waker>,
+}
+
+/// The sender's end: closes the mailbox when it goes, with a value in it or without.
+struct Sender<T>(Arc<Mutex<Mailbox<T>>>);
+
+impl<T> Sender<T> {
+    fn lock(&self) -> MutexGuard<'_, Mailbox<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        let mut mailbox = self.lock();
+        mailbox.closed = true;
+        if let Some(waker) = mailbox.waiting.take() {
+            waker.wake();
+        }
+    }
+}
 
 /// Runs a future on another core. It starts at once.
 fn on_core<T, Fut>(
@@ -153,20 +189,20 @@ where
     T: Send + 'static,
     Fut: Future<Output = T> + 'static,
 {
-    let mailbox = Arc::new(Mailbox(Mutex::new((None, None))));
-    let theirs = mailbox.clone();
+    let mailbox = Arc::new(Mutex::new(Mailbox { value: None, closed: false, waiting: None }));
+    let sender = Sender(mailbox.clone());
     cores()[core].spawn(move || async move {
         let value = make().await;
-        let mut mail = theirs.0.lock().unwrap_or_else(PoisonError::into_inner);
-        mail.0 = Some(value);
-        if let Some(waker) = mail.1.take() {
-            waker.wake();
-        }
+        sender.lock().value = Some(value);
     });
     poll_fn(move |cx| {
-        let mut mail = mailbox.0.lock().unwrap_or_else(PoisonError::into_inner);
-        mail.1 = Some(cx.waker().clone());
-        mail.0.take().map_or(Poll::Pending, Poll::Ready)
+        let mut mailbox = mailbox.lock().unwrap_or_else(PoisonError::into_inner);
+        if mailbox.closed {
+            let value = mailbox.value.take();
+            return Poll::Ready(value.expect("a check failed on another core"));
+        }
+        mailbox.waiting = Some(cx.waker().clone());
+        Poll::Pending
     })
 }
 

@@ -33,6 +33,8 @@ impl Files {
 }
 
 /// Runs a test on each driver that devices must work on, with two cores where there are several.
+/// Tests name files by [`Files`] and touch them through devices where they can, so that a driver
+/// with disks of its own is one more turn of this loop.
 pub fn on_each_driver(test: impl AsyncFn(&Files)) {
     for driver in [DriverChoice::IoUring, DriverChoice::Threads] {
         let files = Files::new();
