@@ -15,7 +15,7 @@ use super::{Driver, Wait, os};
 use crate::executor::Shared;
 use crate::fs::{FileInfo, OpenOptions};
 use crate::limits::{RING_COMPLETIONS, RING_ENTRIES};
-use crate::net::Address;
+use crate::net::{Address, Direction};
 use crate::op::{Op, OpId, Ops};
 
 const ENTER_GETEVENTS: u32 = 1;
@@ -322,8 +322,8 @@ impl Driver for Uring {
         os::peer(raw)
     }
 
-    fn shutdown(&mut self, raw: i32) {
-        os::shutdown(raw);
+    fn shutdown(&mut self, raw: i32, direction: Direction) {
+        os::shutdown(raw, direction);
     }
 
     fn name(&self) -> &'static str {
