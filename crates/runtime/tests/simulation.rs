@@ -458,6 +458,22 @@ fn shutdown_ends_both_directions() {
 }
 
 #[test]
+fn the_receiving_direction_alone_ends_after_what_has_arrived() {
+    let (sim, a, b) = two_nodes(22);
+    let world = sim.world();
+    sim.block_on(async {
+        let (client, server) = pair(&world, a, b).await;
+        client.send_buf(filled(1000, 4).await).await.unwrap();
+        time::sleep(SECOND).await;
+        server.shutdown_receiving();
+        server.recv_exact(buf::alloc(1000).await).await.0.unwrap();
+        assert_eq!(recv(&server).await.unwrap(), 0);
+        server.send_buf(filled(1000, 5).await).await.unwrap();
+        client.recv_exact(buf::alloc(1000).await).await.0.unwrap();
+    });
+}
+
+#[test]
 fn a_dropped_operation_is_cancelled_and_leaves_nothing() {
     let (sim, a, b) = two_nodes(13);
     let world = sim.world();
@@ -727,11 +743,11 @@ fn faults_fail_what_they_are_set_to_fail() {
     let work = sim.spawn_on(a, async move {
         let disk = File::open(DISK, &OpenOptions::default()).unwrap();
         let set = |faults| world.set_faults(a, DISK, faults);
-        set(DiskFaults { unreadable: vec![8192..8704], ..DiskFaults::default() });
+        set(DiskFaults::default().unreadable_at(8192..8704));
         assert!(disk.read_at(buf::alloc(4096).await, 4096).await.0.is_ok());
         assert!(disk.read_at(buf::alloc(4096).await, 8192).await.0.is_err());
         assert!(disk.write_at(filled(4096, 1).await, 8192, false).await.is_ok());
-        set(DiskFaults { unwritable: vec![0..512], ..DiskFaults::default() });
+        set(DiskFaults::default().unwritable_at(0..512));
         assert!(disk.write_at(filled(4096, 1).await, 0, false).await.is_err());
         assert!(disk.punch(0, 4096, PunchMode::Zero).await.is_err());
         set(DiskFaults { flush_errors: 1.0, ..DiskFaults::default() });

@@ -177,11 +177,25 @@ pub struct DiskFaults {
 }
 
 impl DiskFaults {
-    pub(crate) fn unreadable_at(&self, offset: u64, len: u64) -> bool {
+    /// The same, and these bytes cannot be read.
+    #[must_use]
+    pub fn unreadable_at(mut self, range: Range<u64>) -> DiskFaults {
+        self.unreadable.push(range);
+        self
+    }
+
+    /// The same, and these bytes cannot be written.
+    #[must_use]
+    pub fn unwritable_at(mut self, range: Range<u64>) -> DiskFaults {
+        self.unwritable.push(range);
+        self
+    }
+
+    pub(crate) fn fails_read(&self, offset: u64, len: u64) -> bool {
         touches(&self.unreadable, offset, len)
     }
 
-    pub(crate) fn unwritable_at(&self, offset: u64, len: u64) -> bool {
+    pub(crate) fn fails_write(&self, offset: u64, len: u64) -> bool {
         touches(&self.unwritable, offset, len)
     }
 }

@@ -85,7 +85,9 @@ pub(crate) struct End {
     pub(crate) raw: Option<i32>,
     /// The other end's address, for people.
     pub(crate) peer: String,
-    /// Shut down by its program: receives end, sends fail, data that comes is answered by a reset.
+    /// Its program receives no more: receives end once what has arrived is read.
+    pub(crate) deaf: bool,
+    /// Both directions were shut down by its program: receives end, sends fail, data that comes is answered by a reset.
     pub(crate) shut: bool,
     /// Its end of stream is on the way or gone.
     pub(crate) finished: bool,
@@ -101,6 +103,7 @@ impl End {
             node,
             raw: Some(raw),
             peer,
+            deaf: false,
             shut: false,
             finished: false,
             failed: None,

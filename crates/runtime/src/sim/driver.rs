@@ -12,7 +12,7 @@ use super::state::{Entry, State, Work, errno};
 use crate::driver::{Driver, Wait};
 use crate::executor::Shared;
 use crate::fs::{FileInfo, OpenOptions};
-use crate::net::Address;
+use crate::net::{Address, Direction};
 use crate::op::{Op, OpId, Ops};
 
 /// Simulated clocks of the wall begin here: 2025-01-01, in nanoseconds since the Unix epoch.
@@ -100,8 +100,8 @@ impl Driver for SimDriver {
         self.state.borrow().peer_of(raw)
     }
 
-    fn shutdown(&mut self, raw: i32) {
-        self.state.borrow_mut().shutdown(raw);
+    fn shutdown(&mut self, raw: i32, direction: Direction) {
+        self.state.borrow_mut().shutdown(raw, direction);
     }
 
     fn name(&self) -> &'static str {

@@ -126,7 +126,7 @@ impl State {
         let inside = !disk.config.block_device || offset.saturating_add(len) <= disk.size_bytes();
         inside
             && offset.saturating_add(len) <= i64::MAX as u64
-            && !disk.faults.unwritable_at(offset, len)
+            && !disk.faults.fails_write(offset, len)
             && disk.space_for(offset, len) == len
     }
 
@@ -163,7 +163,7 @@ impl State {
         disk.stats.reads += 1;
         let left = disk.size_bytes().saturating_sub(offset);
         let len = (buf.len() as u64).min(left);
-        if disk.faults.unreadable_at(offset, len) || self.rng.chance(disk.faults.read_errors) {
+        if disk.faults.fails_read(offset, len) || self.rng.chance(disk.faults.read_errors) {
             return Err(errno(libc::EIO));
         }
         disk.read(offset, &mut buf[..len as usize]);
@@ -186,7 +186,7 @@ impl State {
             let device = disk.config.block_device;
             return Err(errno(if device { libc::ENOSPC } else { libc::EFBIG }));
         }
-        if disk.faults.unwritable_at(offset, len) || self.rng.chance(disk.faults.write_errors) {
+        if disk.faults.fails_write(offset, len) || self.rng.chance(disk.faults.write_errors) {
             data.truncate(len);
             disk.land_some(offset, &data, &mut self.rng);
             return Err(errno(libc::EIO));
@@ -234,7 +234,7 @@ impl State {
         }
         let len = len.min(disk.size_bytes().saturating_sub(offset));
         let zeroes = Extent::Zero(len);
-        if disk.faults.unwritable_at(offset, len) || self.rng.chance(disk.faults.write_errors) {
+        if disk.faults.fails_write(offset, len) || self.rng.chance(disk.faults.write_errors) {
             disk.land_some(offset, &zeroes, &mut self.rng);
             return Err(errno(libc::EIO));
         }

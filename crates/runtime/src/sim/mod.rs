@@ -37,13 +37,15 @@
 
 mod config;
 mod conn;
+mod connect;
 mod disk;
 mod driver;
+mod endings;
 mod files;
-mod net;
 mod rng;
 mod state;
 mod store;
+mod streams;
 mod trace;
 mod world;
 

@@ -2,7 +2,7 @@
 //!
 //! Operations begin in [`State::submit`], are carried by events, and end in [`State::finish`];
 //! results reach the executor in the driver's turn. What events do to disks is in `files`, to
-//! sockets in `net`.
+//! sockets in `connect`, `streams` and `endings`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;

@@ -10,9 +10,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::config::{Config, DiskConfig, DiskFaults, LinkConfig, nanos};
+use super::connect::ip_of;
 use super::disk::DiskStats;
 use super::driver::SimDriver;
-use super::net::ip_of;
 use super::state::{Node, Power, State};
 use crate::executor::{Executor, Shared};
 use crate::task::{self, JoinHandle};
