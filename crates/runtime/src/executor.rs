@@ -375,7 +375,8 @@ impl Executor {
         self.garbage.replace(garbage);
     }
 
-    fn read_mail(&self) {
+    /// Takes in what other threads, or this one by way of its handle, have sent.
+    pub(crate) fn read_mail(&self) {
         if !self.shared.pending.swap(false, Ordering::SeqCst) {
             return;
         }

@@ -81,8 +81,11 @@ impl CoreHandle {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = ()> + 'static,
     {
+        // In simulation the task belongs to the node that asked for it.
+        let node = Executor::try_current().map_or(0, |executor| executor.node());
         self.shared.send(Box::new(move || {
-            Executor::current().spawn(LocalBox::new(make()));
+            let executor = Executor::current();
+            executor.as_node(node, || executor.spawn(LocalBox::new(make())));
         }));
     }
 }

@@ -572,6 +572,35 @@ fn destructors_of_a_dying_node_can_do_no_harm() {
     assert_eq!(sim.alive(), (0, 0));
 }
 
+#[test]
+fn work_sent_to_a_core_belongs_to_the_node_that_sent_it() {
+    thread_local!(static ALIVE: Cell<u32> = const { Cell::new(0) });
+    struct Count;
+    impl Drop for Count {
+        fn drop(&mut self) {
+            ALIVE.set(ALIVE.get() - 1);
+        }
+    }
+    let (sim, a, _) = two_nodes(23);
+    let serve = || async {
+        for _ in 0..3 {
+            flagstone_runtime::cores()[0].spawn(|| async {
+                ALIVE.set(ALIVE.get() + 1);
+                let _count = Count;
+                std::future::pending::<()>().await;
+            });
+            task::yield_now().await;
+        }
+    };
+    sim.spawn_on(a, serve());
+    sim.run_for(MS);
+    assert_eq!(ALIVE.get(), 3);
+    sim.crash(a);
+    assert_eq!(ALIVE.get(), 0);
+    sim.restart(a);
+    assert_eq!(sim.alive().0, 0);
+}
+
 /// Writes, flushes half, loses power; returns what is left of each half: (kept, lost, torn).
 fn power_loss(seed: u64) -> [(usize, usize, usize); 2] {
     let (sim, a, _) = two_nodes(seed);

@@ -209,6 +209,8 @@ impl World {
         if was == Power::Up {
             // Whatever the tasks' destructors ask for is refused: the node does not run.
             let _entered = self.executor.enter();
+            // What the node sent to its own core becomes tasks first, and dies with the others.
+            self.executor.read_mail();
             self.executor.abort_node(node.0);
         }
         let mut state = self.state.borrow_mut();
