@@ -9,6 +9,7 @@ use std::rc::Rc;
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectData};
 use flagstone_nvme::digest::crc32c;
 use flagstone_nvme::limits::{ADMIN_IN_CAPSULE_BYTES, HEADER_MAX_BYTES, INITIALIZE_BYTES};
+use flagstone_nvme::opcode::DataDirection;
 use flagstone_nvme::pdu::{
     CapsuleCmd, CommonHeader, DataHeader, Digests, Encoder, Fatal, Frame, InitializeRequest,
     InitializeResponse, PduKind, Receiver, Rules, TermReqHeader, Violation,
@@ -114,7 +115,8 @@ impl Connection {
                 return Err(violation(error, arrived(rx, shown, &mut scratch)));
             }
         };
-        self.arrive(rx, frame.header_end()).await?;
+        // The padding too, so that it can be skipped.
+        self.arrive(rx, frame.data_offset.into()).await?;
         let bytes = arrived(rx, frame.header_end(), &mut scratch);
         frame.check_header_digest(bytes).map_err(|fatal| violation(fatal, bytes))?;
         Ok((frame, scratch))
@@ -184,13 +186,19 @@ impl Connection {
         command: Sqe,
         habit: &mut Habit,
     ) -> Result<Option<Rules>, End> {
+        let without = frame.data_bytes == 0;
+        if without && (direction(&command) == DataDirection::None || command.data.data_bytes == 0) {
+            // No data moves: the pointer is reserved, and hosts leave anything in it.
+            rx.skip(frame.data_offset.into());
+            return self.execute_without_data(command).map(|()| None);
+        }
         let pointer = DataPointer::parse(&command.data, frame.data_bytes);
         if let Err(error @ (SglError::Type(_) | SglError::Offset)) = pointer {
             let mut scratch = [0; HEADER_MAX_BYTES + 4];
             return Err(violation(error.fatal(), arrived(rx, frame.header_end(), &mut scratch)));
         }
         rx.skip(frame.data_offset.into());
-        if frame.data_bytes == 0 {
+        if without {
             if let Ok(DataPointer::Transport { data_bytes }) = pointer {
                 return self.without_data(command, data_bytes).await.map(|()| None);
             }
@@ -233,12 +241,7 @@ impl Connection {
 
     /// How many bytes the host is to be asked for with an R2T; 0 for none. Bounded by MDTS.
     fn data_from_host(&self, command: &Sqe, data_bytes: u32) -> Result<u32, Status> {
-        use flagstone_nvme::opcode::DataDirection::{self, HostToController};
-        let direction = match command.fabrics_type() {
-            Some(kind) => DataDirection::of(kind.0),
-            None => DataDirection::of(command.opcode),
-        };
-        if direction != HostToController || data_bytes == 0 {
+        if direction(command) != DataDirection::HostToController || data_bytes == 0 {
             return Ok(0);
         }
         let Some(qid) = self.with_controller(|_, queue| queue.qid) else {
@@ -443,6 +446,15 @@ struct Payload {
     bytes: Buf,
     /// It matches its digest, or has none.
     intact: bool,
+}
+
+/// Where the data of a command goes.
+#[inline]
+fn direction(command: &Sqe) -> DataDirection {
+    match command.fabrics_type() {
+        Some(kind) => DataDirection::of(kind.0),
+        None => DataDirection::of(command.opcode),
+    }
 }
 
 /// The first `len` bytes, of which the caller knows that they have arrived.
