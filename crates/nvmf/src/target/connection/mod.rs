@@ -11,19 +11,21 @@
 //!   [`TargetConfig::connection_payload_bytes`](super::TargetConfig) of payload, are in hand: beyond it nothing is received;
 //! - a peer that sends or takes nothing in the midst of something is given up on.
 //!
-//! `receive` parses, `io` and `admin` carry out, `respond` answers.
+//! `receive` parses, `grant` asks for data, `io` and `admin` carry out, `respond` answers.
 
 mod admin;
+mod grant;
 mod receive;
 mod respond;
 mod transfer;
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_nvme::Status;
+use flagstone_nvme::{Sqe, Status};
 use flagstone_nvme::pdu::{Digests, Encoder, Fatal, Receiver, encode_term_req};
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::task::AbortOnDrop;
@@ -47,6 +49,12 @@ pub(crate) struct Connection {
     outstanding: Cell<u32>,
     /// Payload bytes of those.
     payload_bytes: Cell<usize>,
+    /// Of those, what is being transferred with R2T: it falls by receiving alone.
+    transfer_bytes: Cell<usize>,
+    /// Commands in hand whose data is to be asked for when there is room, and how many bytes.
+    ungranted: RefCell<VecDeque<(Sqe, usize)>>,
+    /// Nothing more is received: nothing more is asked for.
+    ended: Cell<bool>,
     /// Rung when the two above fall, and when a send has ended.
     room: Rc<sync::Notify>,
     /// PDUs received: what the watchdog looks at.
@@ -116,6 +124,9 @@ impl Connection {
             transfers: RefCell::default(),
             outstanding: Cell::new(0),
             payload_bytes: Cell::new(0),
+            transfer_bytes: Cell::new(0),
+            ungranted: RefCell::default(),
+            ended: Cell::new(false),
             room,
             received: Cell::new(0),
             mid_pdu: Cell::new(false),
@@ -145,7 +156,7 @@ impl Connection {
 
     /// Ends in order: commands in hand are awaited, their responses sent if the peer takes them.
     async fn finish(&self, rx: &mut Rx, end: End) {
-        self.transfers.borrow_mut().clear(|payload| self.release(payload));
+        self.give_up_transfers();
         if let End::Violation { fatal, offending } = &end {
             self.tx.header(HEADER_BYTES_MAX, |out| {
                 encode_term_req(out, Receiver::Controller, *fatal, offending)
