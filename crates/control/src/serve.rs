@@ -1,0 +1,267 @@
+//! The daemon: opens volumes, serves them on every listener, and ends in order.
+//!
+//! Promises: nothing is served before everything that the configuration names is open; SIGTERM and
+//! SIGINT stop the receiving of requests, let those in progress end and their answers go out, flush
+//! every volume, and end the program.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_nbd::Exports;
+use flagstone_nvme::Nqn;
+use flagstone_nvmf::target::{self, NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+use flagstone_runtime::net::{Address, Listener, Stream};
+use flagstone_runtime::{CoreHandle, cores, signal, spawn_detached, time};
+
+use crate::announce::{Served, announcement};
+use crate::config::{Config, Subsystem};
+use crate::connections::Connections;
+use crate::listen_spec::ListenSpec;
+use crate::stack::{OpenError, open_volume};
+
+/// How long requests in progress may take when the server is told to stop.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Pause after a failed accept, such as for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why a server could not start, or could not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A device.
+    #[error("{0}")]
+    Open(#[from] OpenError),
+    /// An address.
+    #[error("cannot listen on {listen}: {error}{hint}")]
+    Listen {
+        /// The address, as it was written.
+        listen: String,
+        /// The system's words.
+        error: std::io::Error,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// What is to be served does not fit the protocol.
+    #[error("{0}")]
+    Unservable(String),
+    /// The system, at start.
+    #[error("{0}")]
+    System(#[from] std::io::Error),
+    /// Data may not be durable.
+    #[error("volume `{0}` failed its last flush: {1}")]
+    Flush(String, flagstone_blockdev::IoError),
+}
+
+/// What a server works with while it runs.
+struct Server {
+    config: Config,
+    volumes: Vec<SharedDevice>,
+    target: Arc<Target>,
+    exports: Arc<Exports>,
+    nvme: Arc<Connections>,
+    nbd: Arc<Connections>,
+    cores: Vec<CoreHandle>,
+}
+
+/// Serves until the process is told to stop. `announce` is called once, when every address is
+/// served, with what to print.
+///
+/// # Errors
+/// See [`ServeError`].
+pub async fn serve(config: Config, announce: impl FnOnce(&str)) -> Result<(), ServeError> {
+    signal::catch_termination()?;
+    let server = Rc::new(open(config).await?);
+    let mut bound = Vec::new();
+    let mut accepting = Vec::new();
+    for spec in &server.config.server.listen {
+        let (listener, spec) = listen(spec)?;
+        if let ListenSpec::NvmeTcp(_) = spec {
+            server.target.add_listener(listener.address().clone());
+        }
+        accepting.push((listener, spec.clone()));
+        bound.push(spec);
+    }
+    let acceptors: Vec<_> = accepting
+        .into_iter()
+        .map(|(listener, spec)| {
+            let server = server.clone();
+            flagstone_runtime::spawn(async move { server.accept(listener, &spec).await })
+                .abort_on_drop()
+        })
+        .collect();
+    announce(&announcement(&server.config, &bound, &server.served()));
+    let signal = signal::terminated().await;
+    tracing::info!(signal, "stopping: requests in progress end, no more are taken");
+    drop(acceptors);
+    server.end().await
+}
+
+async fn open(config: Config) -> Result<Server, ServeError> {
+    let mut volumes = Vec::with_capacity(config.volumes.len());
+    for volume in &config.volumes {
+        volumes.push(open_volume(volume).await?);
+    }
+    let target = nvme_target(&config, &volumes)?;
+    let exports = crate::exports::nbd_exports(&config, &volumes)?;
+    let (nvme, nbd) = (Arc::default(), Arc::default());
+    Ok(Server { config, volumes, target, exports, nvme, nbd, cores: cores() })
+}
+
+fn unservable(error: impl std::fmt::Display) -> ServeError {
+    ServeError::Unservable(error.to_string())
+}
+
+fn nvme_target(config: &Config, volumes: &[SharedDevice]) -> Result<Arc<Target>, ServeError> {
+    let nvme = &config.server.nvme;
+    let target = Target::new(TargetConfig {
+        in_capsule_bytes: nvme.in_capsule_bytes,
+        max_io_queues: nvme.max_queues,
+        max_queue_entries: nvme.queue_depth,
+        mdts_bytes: nvme.mdts_bytes,
+        max_h2c_data_bytes: nvme.mdts_bytes,
+        allow_header_digest: nvme.header_digest,
+        allow_data_digest: nvme.data_digest,
+        slow_peer_timeout: nvme.stall_timeout,
+        ..TargetConfig::default()
+    })
+    .map_err(unservable)?;
+    let machine = machine_id();
+    for subsystem in &config.subsystems {
+        add_subsystem(&target, config, subsystem, volumes, &machine)?;
+    }
+    Ok(target)
+}
+
+fn add_subsystem(
+    target: &Arc<Target>,
+    config: &Config,
+    subsystem: &Subsystem,
+    volumes: &[SharedDevice],
+    machine: &[u8],
+) -> Result<(), ServeError> {
+    let named = |text: &str| Nqn::new(text).map_err(|error| unservable(format!("{text}: {error}")));
+    let nqn = named(&subsystem.nqn)?;
+    let hosts = subsystem.allow_hosts.as_deref().unwrap_or_default();
+    target
+        .add_subsystem(SubsystemConfig {
+            nqn,
+            serial: subsystem.serial_number(machine),
+            allow_hosts: hosts.iter().map(|host| named(host)).collect::<Result<_, _>>()?,
+        })
+        .map_err(unservable)?;
+    for (place, index) in subsystem.namespaces.iter().enumerate() {
+        let namespace = NamespaceConfig {
+            nsid: Some(place as u32 + 1),
+            device: volumes[*index].clone(),
+            uuid: config.volume_uuid(*index, machine).0,
+            read_only: config.volumes[*index].read_only,
+        };
+        target.add_namespace(&nqn, namespace).map_err(unservable)?;
+    }
+    Ok(())
+}
+
+/// What tells this machine from others; a constant where the system has no such thing.
+fn machine_id() -> Vec<u8> {
+    std::fs::read("/etc/machine-id").unwrap_or_else(|_| b"no machine-id".to_vec())
+}
+
+fn listen(spec: &ListenSpec) -> Result<(Listener, ListenSpec), ServeError> {
+    let address = match spec {
+        ListenSpec::NvmeTcp(tcp) | ListenSpec::NbdTcp(tcp) => Address::Tcp(*tcp),
+        ListenSpec::NbdUnix(path) => Address::Unix(path.clone()),
+    };
+    let listener = Listener::bind(&address).map_err(|error| {
+        let hint = match error.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                "; another program serves there: choose another port, or 0 for any"
+            }
+            std::io::ErrorKind::PermissionDenied => "; ports below 1024 need privileges",
+            std::io::ErrorKind::AddrNotAvailable => "; no interface of this machine has it",
+            _ => "",
+        };
+        ServeError::Listen { listen: spec.to_string(), error, hint }
+    })?;
+    let bound = match (listener.address(), spec) {
+        (Address::Tcp(tcp), ListenSpec::NvmeTcp(_)) => ListenSpec::NvmeTcp(*tcp),
+        (Address::Tcp(tcp), _) => ListenSpec::NbdTcp(*tcp),
+        (Address::Unix(path), _) => ListenSpec::NbdUnix(path.clone()),
+    };
+    Ok((listener, bound))
+}
+
+impl Server {
+    fn served(&self) -> Vec<Served> {
+        let geometries = self.volumes.iter().map(|volume| volume.geometry());
+        geometries
+            .map(|geometry| Served {
+                size_bytes: geometry.size_bytes,
+                block_bytes: geometry.block_bytes,
+            })
+            .collect()
+    }
+
+    /// Accepts connections for ever and hands them to the cores in turn.
+    async fn accept(&self, listener: Listener, spec: &ListenSpec) {
+        let mut turn = 0;
+        loop {
+            match listener.accept().await {
+                Ok(stream) => {
+                    self.hand_over(stream, spec, turn);
+                    turn = (turn + 1) % self.cores.len();
+                }
+                Err(error) => {
+                    tracing::warn!(%spec, "cannot accept a connection: {error}");
+                    time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn hand_over(&self, stream: Stream, spec: &ListenSpec, core: usize) {
+        let core = &self.cores[core];
+        if let ListenSpec::NvmeTcp(_) = spec {
+            let max = self.config.server.nvme.max_connections;
+            let Some(place) = self.nvme.admit(&stream, max) else {
+                return tracing::warn!(%spec, max, "refused a connection: there are too many");
+            };
+            let target = self.target.clone();
+            core.spawn(move || async move {
+                target::serve(target, stream).await;
+                drop(place);
+            });
+        } else {
+            let max = self.config.server.nbd.max_connections;
+            let Some(place) = self.nbd.admit(&stream, max) else {
+                return tracing::warn!(%spec, max, "refused a connection: there are too many");
+            };
+            let exports = self.exports.clone();
+            let limits = crate::exports::nbd_limits(&self.config.server.nbd);
+            core.spawn(move || async move {
+                flagstone_nbd::serve(stream, exports, limits).await;
+                drop(place);
+            });
+        }
+    }
+
+    /// Ends in order.
+    async fn end(&self) -> Result<(), ServeError> {
+        self.target.drain();
+        let nvme = self.nvme.clone();
+        let (sender, receiver) = flagstone_runtime::sync::oneshot();
+        spawn_detached(async move { sender.send(nvme.drain(DRAIN_PATIENCE).await) });
+        let cut = self.nbd.drain(DRAIN_PATIENCE).await + receiver.await.unwrap_or(0);
+        if cut > 0 {
+            tracing::warn!(connections = cut, "closed connections that did not end in time");
+        }
+        for (volume, device) in self.config.volumes.iter().zip(&self.volumes) {
+            if !volume.read_only {
+                let flushed = device.flush().await;
+                flushed.map_err(|error| ServeError::Flush(volume.name.clone(), error))?;
+            }
+        }
+        Ok(())
+    }
+}
