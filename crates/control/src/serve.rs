@@ -78,7 +78,7 @@ pub async fn serve(config: Config, announce: impl FnOnce(&str)) -> Result<(), Se
     for spec in &server.config.server.listen {
         let (listener, spec) = listen(spec)?;
         if let ListenSpec::NvmeTcp(_) = spec {
-            server.target.add_listener(listener.address().clone());
+            server.target.add_listener(listener.address()).map_err(unservable)?;
         }
         accepting.push((listener, spec.clone()));
         bound.push(spec);
