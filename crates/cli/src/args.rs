@@ -29,6 +29,8 @@ pub struct Cli {
 /// The commands that the program runs.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Serve volumes over NVMe/TCP and NBD until told to stop (SIGTERM, Ctrl-C)
+    Serve(ServeArgs),
     /// Say what is wrong with a configuration, without serving anything
     Check(CheckArgs),
     /// Print the completion script of a shell

@@ -7,3 +7,4 @@ pub mod completions;
 pub mod exit;
 pub mod logging;
 pub mod output;
+pub mod serve;

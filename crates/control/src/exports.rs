@@ -3,32 +3,29 @@
 use std::sync::Arc;
 
 use flagstone_blockdev::SharedDevice;
-use flagstone_nbd::{Export, Exports, Limits};
+use flagstone_nbd::{Drain, Export, Exports, Server, ServerOptions};
 
-use crate::config::{Config, Nbd};
+use crate::config::Config;
 use crate::serve::ServeError;
 
-/// Every volume under its export name.
-pub(crate) fn nbd_exports(
+/// A server of every volume under its export name, which goes down when `drain` begins.
+pub(crate) fn nbd_server(
     config: &Config,
     volumes: &[SharedDevice],
-) -> Result<Arc<Exports>, ServeError> {
+    drain: Drain,
+) -> Result<Arc<Server>, ServeError> {
     let exports = config.volumes.iter().zip(volumes).map(|(volume, device)| {
         Export::new(volume.nbd_export.clone(), device.clone())
             .described(format!("Flagstone volume {}", volume.name))
             .read_only(volume.read_only)
     });
     let exports = Exports::new(exports);
-    exports.map(Arc::new).map_err(|error| ServeError::Unservable(error.to_string()))
-}
-
-/// What one NBD connection may take.
-pub(crate) fn nbd_limits(nbd: &Nbd) -> Limits {
-    Limits {
-        queue_depth: nbd.queue_depth,
-        max_request_bytes: nbd.max_request_bytes,
+    let exports = exports.map_err(|error| ServeError::Unservable(error.to_string()))?;
+    let nbd = &config.server.nbd;
+    let options = ServerOptions {
         handshake_timeout: nbd.handshake_timeout,
-        stall_timeout: nbd.stall_timeout,
-        idle_timeout: nbd.idle_timeout,
-    }
+        peer_timeout: nbd.stall_timeout,
+        max_connections: nbd.max_connections as usize,
+    };
+    Ok(Server::new(Arc::new(exports), options, drain))
 }

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::SharedDevice;
-use flagstone_nbd::Exports;
+use flagstone_nbd::{Drain, Server as NbdServer};
 use flagstone_nvme::Nqn;
 use flagstone_nvmf::target::{self, NamespaceConfig, SubsystemConfig, Target, TargetConfig};
-use flagstone_runtime::net::{Address, Listener, Stream};
-use flagstone_runtime::{CoreHandle, cores, signal, spawn_detached, time};
+use flagstone_runtime::net::{Address, Listener};
+use flagstone_runtime::{CoreHandle, JoinHandle, cores, signal, spawn, time};
 
 use crate::announce::{Served, announcement};
 use crate::config::{Config, Subsystem};
@@ -59,9 +59,9 @@ struct Server {
     config: Config,
     volumes: Vec<SharedDevice>,
     target: Arc<Target>,
-    exports: Arc<Exports>,
     nvme: Arc<Connections>,
-    nbd: Arc<Connections>,
+    nbd: Arc<NbdServer>,
+    nbd_drain: Drain,
     cores: Vec<CoreHandle>,
 }
 
@@ -83,19 +83,21 @@ pub async fn serve(config: Config, announce: impl FnOnce(&str)) -> Result<(), Se
         accepting.push((listener, spec.clone()));
         bound.push(spec);
     }
-    let acceptors: Vec<_> = accepting
-        .into_iter()
-        .map(|(listener, spec)| {
-            let server = server.clone();
-            flagstone_runtime::spawn(async move { server.accept(listener, &spec).await })
-                .abort_on_drop()
-        })
-        .collect();
+    let (mut nvme, mut nbd) = (Vec::new(), Vec::new());
+    for (listener, spec) in accepting {
+        let server = server.clone();
+        match spec {
+            ListenSpec::NvmeTcp(_) => nvme.push(
+                spawn(async move { server.accept_nvme(listener, &spec).await }).abort_on_drop(),
+            ),
+            _ => nbd.push(spawn(server.nbd.clone().run(listener))),
+        }
+    }
     announce(&announcement(&server.config, &bound, &server.served()));
     let signal = signal::terminated().await;
     tracing::info!(signal, "stopping: requests in progress end, no more are taken");
-    drop(acceptors);
-    server.end().await
+    drop(nvme);
+    server.end(nbd).await
 }
 
 async fn open(config: Config) -> Result<Server, ServeError> {
@@ -104,9 +106,9 @@ async fn open(config: Config) -> Result<Server, ServeError> {
         volumes.push(open_volume(volume).await?);
     }
     let target = nvme_target(&config, &volumes)?;
-    let exports = crate::exports::nbd_exports(&config, &volumes)?;
-    let (nvme, nbd) = (Arc::default(), Arc::default());
-    Ok(Server { config, volumes, target, exports, nvme, nbd, cores: cores() })
+    let nbd_drain = Drain::new();
+    let nbd = crate::exports::nbd_server(&config, &volumes, nbd_drain.clone())?;
+    Ok(Server { config, volumes, target, nvme: Arc::default(), nbd, nbd_drain, cores: cores() })
 }
 
 fn unservable(error: impl std::fmt::Display) -> ServeError {
@@ -203,58 +205,48 @@ impl Server {
             .collect()
     }
 
-    /// Accepts connections for ever and hands them to the cores in turn.
-    async fn accept(&self, listener: Listener, spec: &ListenSpec) {
+    /// Accepts NVMe/TCP connections for ever and hands them to the cores in turn.
+    async fn accept_nvme(&self, listener: Listener, spec: &ListenSpec) {
+        let max = self.config.server.nvme.max_connections;
         let mut turn = 0;
         loop {
-            match listener.accept().await {
-                Ok(stream) => {
-                    self.hand_over(stream, spec, turn);
-                    turn = (turn + 1) % self.cores.len();
-                }
+            let stream = match listener.accept().await {
+                Ok(stream) => stream,
                 Err(error) => {
                     tracing::warn!(%spec, "cannot accept a connection: {error}");
                     time::sleep(ACCEPT_PAUSE).await;
+                    continue;
                 }
-            }
-        }
-    }
-
-    fn hand_over(&self, stream: Stream, spec: &ListenSpec, core: usize) {
-        let core = &self.cores[core];
-        if let ListenSpec::NvmeTcp(_) = spec {
-            let max = self.config.server.nvme.max_connections;
+            };
             let Some(place) = self.nvme.admit(&stream, max) else {
-                return tracing::warn!(%spec, max, "refused a connection: there are too many");
+                tracing::warn!(%spec, max, "refused a connection: there are too many");
+                continue;
             };
             let target = self.target.clone();
-            core.spawn(move || async move {
+            self.cores[turn].spawn(move || async move {
                 target::serve(target, stream).await;
                 drop(place);
             });
-        } else {
-            let max = self.config.server.nbd.max_connections;
-            let Some(place) = self.nbd.admit(&stream, max) else {
-                return tracing::warn!(%spec, max, "refused a connection: there are too many");
-            };
-            let exports = self.exports.clone();
-            let limits = crate::exports::nbd_limits(&self.config.server.nbd);
-            core.spawn(move || async move {
-                flagstone_nbd::serve(stream, exports, limits).await;
-                drop(place);
-            });
+            turn = (turn + 1) % self.cores.len();
         }
     }
 
-    /// Ends in order.
-    async fn end(&self) -> Result<(), ServeError> {
+    /// Ends in order: no new requests, those in progress end, every volume is flushed.
+    async fn end(&self, nbd: Vec<JoinHandle<()>>) -> Result<(), ServeError> {
         self.target.drain();
-        let nvme = self.nvme.clone();
-        let (sender, receiver) = flagstone_runtime::sync::oneshot();
-        spawn_detached(async move { sender.send(nvme.drain(DRAIN_PATIENCE).await) });
-        let cut = self.nbd.drain(DRAIN_PATIENCE).await + receiver.await.unwrap_or(0);
+        self.nbd_drain.begin();
+        let nbd_ended = spawn(time::timeout(DRAIN_PATIENCE, async move {
+            for listener in nbd {
+                let _ = listener.await;
+            }
+        }));
+        let cut = self.nvme.drain(DRAIN_PATIENCE).await;
         if cut > 0 {
-            tracing::warn!(connections = cut, "closed connections that did not end in time");
+            tracing::warn!(connections = cut, "closed NVMe/TCP connections that did not end in time");
+        }
+        if !matches!(nbd_ended.await, Ok(Ok(()))) {
+            let connections = self.nbd.connections();
+            tracing::warn!(connections, "closed NBD connections that did not end in time");
         }
         for (volume, device) in self.config.volumes.iter().zip(&self.volumes) {
             if !volume.read_only {

@@ -4,11 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use flagstone_blockdev::delay::{Delay, DelayConfig};
-use flagstone_blockdev::fault::{Fault, FaultConfig};
-use flagstone_blockdev::file::{FileDevice, FileOptions};
-use flagstone_blockdev::{MemoryDevice, NullDevice, SharedDevice, Stripe};
-use flagstone_nbd::{NbdDevice, NbdOptions};
+use flagstone_blockdev::{
+    Delay, DelayConfig, Fault, FaultConfig, FaultRate, FileDevice, FileOptions, Latency,
+    MemoryDevice, NullDevice, SharedDevice, Stripe,
+};
+use flagstone_nbd::{ClientOptions, NbdDevice};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::pdu::Digests;
 use flagstone_nvmf::host::{HostOptions, RemoteDevice};
@@ -119,7 +119,7 @@ async fn open_nbd(spec: &NbdSpec) -> Result<SharedDevice, String> {
         NbdAddress::Tcp(host) => resolve(host)?,
         NbdAddress::Unix(path) => Address::Unix(path.clone()),
     };
-    let device = NbdDevice::connect(address, &spec.export, NbdOptions::default()).await;
+    let device = NbdDevice::connect(address, &spec.export, ClientOptions::default()).await;
     Ok(device.map_err(|error| error.to_string())?)
 }
 
@@ -172,22 +172,21 @@ fn about(volume: &Volume, problem: String) -> OpenError {
 }
 
 fn delay_config(delay: &crate::config::Delay) -> DelayConfig {
+    let latency = |fixed| Latency { fixed, jitter: delay.jitter };
     DelayConfig {
-        read: delay.read,
-        write: delay.write,
-        flush: delay.flush,
-        discard: delay.discard,
-        jitter: delay.jitter,
+        read: latency(delay.read),
+        write: latency(delay.write),
+        flush: latency(delay.flush),
+        discard: latency(delay.discard),
     }
 }
 
 fn fault_config(fault: &crate::config::Fault) -> FaultConfig {
+    let rate = |every: Option<u64>| every.map_or(FaultRate::Never, FaultRate::Every);
     FaultConfig {
-        read_error_every: fault.read_error_every,
-        write_error_every: fault.write_error_every,
-        flush_error_every: fault.flush_error_every,
-        discard_error_every: fault.discard_error_every,
-        after: fault.after,
+        read: rate(fault.read_error_every),
+        write: rate(fault.write_error_every),
+        flush: rate(fault.flush_error_every),
         ..FaultConfig::default()
     }
 }
