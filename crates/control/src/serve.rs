@@ -24,6 +24,10 @@ use crate::stack::{OpenError, open_volume};
 /// How long requests in progress may take when the server is told to stop.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long to wait for an address that is in use, and between two attempts.
+const BIND_PATIENCE: Duration = Duration::from_secs(2);
+const BIND_PAUSE: Duration = Duration::from_millis(20);
+
 /// Pause after a failed accept, such as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -76,7 +80,7 @@ pub async fn serve(config: Config, announce: impl FnOnce(&str)) -> Result<(), Se
     let mut bound = Vec::new();
     let mut accepting = Vec::new();
     for spec in &server.config.server.listen {
-        let (listener, spec) = listen(spec)?;
+        let (listener, spec) = listen(spec).await?;
         if let ListenSpec::NvmeTcp(_) = spec {
             server.target.add_listener(listener.address()).map_err(unservable)?;
         }
@@ -170,12 +174,29 @@ fn machine_id() -> Vec<u8> {
     std::fs::read("/etc/machine-id").unwrap_or_else(|_| b"no machine-id".to_vec())
 }
 
-fn listen(spec: &ListenSpec) -> Result<(Listener, ListenSpec), ServeError> {
+/// Binds, waiting a little for an address that is in use: when a server was killed, the kernel
+/// closes its io_uring rings, and with them its sockets, some time after the process has gone.
+async fn bind(address: &Address) -> std::io::Result<Listener> {
+    let begun = time::now();
+    loop {
+        match Listener::bind(address) {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::AddrInUse
+                    && begun.elapsed() < BIND_PATIENCE =>
+            {
+                time::sleep(BIND_PAUSE).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+async fn listen(spec: &ListenSpec) -> Result<(Listener, ListenSpec), ServeError> {
     let address = match spec {
         ListenSpec::NvmeTcp(tcp) | ListenSpec::NbdTcp(tcp) => Address::Tcp(*tcp),
         ListenSpec::NbdUnix(path) => Address::Unix(path.clone()),
     };
-    let listener = Listener::bind(&address).map_err(|error| {
+    let listener = bind(&address).await.map_err(|error| {
         let hint = match error.kind() {
             std::io::ErrorKind::AddrInUse => {
                 "; another program serves there: choose another port, or 0 for any"
