@@ -5,13 +5,13 @@ mod common;
 
 use std::io::ErrorKind;
 
-use common::on_each_driver;
+use common::on_each_real_driver;
 use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions};
 use flagstone_runtime::{Buf, buf};
 
 #[test]
 fn what_lies_beyond_the_end_of_a_truncated_file_is_zeroes() {
-    on_each_driver(async |files| {
+    on_each_real_driver(async |files| {
         for direct in [true, false] {
             let path = files.fresh();
             std::fs::write(&path, vec![7; 64 << 10]).unwrap();
@@ -34,7 +34,7 @@ fn what_lies_beyond_the_end_of_a_truncated_file_is_zeroes() {
 
 #[test]
 fn geometry_follows_size_and_options() {
-    on_each_driver(async |files| {
+    on_each_real_driver(async |files| {
         let path = files.fresh();
         std::fs::write(&path, vec![0; 100_000]).unwrap();
         let device = FileDevice::open(&path, &FileOptions::default()).unwrap();
@@ -52,7 +52,7 @@ fn geometry_follows_size_and_options() {
 
 #[test]
 fn what_cannot_be_opened_says_why() {
-    on_each_driver(async |files| {
+    on_each_real_driver(async |files| {
         let (missing, small) = (files.fresh(), files.fresh());
         let plain = FileOptions::default();
         let error = FileDevice::open(&missing, &plain).unwrap_err();
@@ -70,7 +70,7 @@ fn what_cannot_be_opened_says_why() {
 
 #[test]
 fn one_file_is_served_once() {
-    on_each_driver(async |files| {
+    on_each_real_driver(async |files| {
         let path = files.fresh();
         let options = FileOptions { create_bytes: Some(1 << 20), ..FileOptions::default() };
         let device = FileDevice::open(&path, &options).unwrap();

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::path::PathBuf;
 
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
+use flagstone_runtime::sim::{self, Simulation};
 use flagstone_runtime::{Config, DriverChoice, run};
 
 /// Names for files that do not exist yet, in a directory that goes away.
@@ -33,9 +34,17 @@ impl Files {
 }
 
 /// Runs a test on each driver that devices must work on, with two cores where there are several.
-/// Tests name files by [`Files`] and touch them through devices where they can, so that a driver
-/// with disks of its own is one more turn of this loop.
+/// For tests that touch their files through devices alone.
 pub fn on_each_driver(test: impl AsyncFn(&Files)) {
+    on_each_real_driver(&test);
+    for seed in 1..=2 {
+        let sim = Simulation::new(seed, sim::Config::default());
+        sim.block_on(test(&Files::new()));
+    }
+}
+
+/// Runs a test on io_uring and on threads.
+pub fn on_each_real_driver(test: impl AsyncFn(&Files)) {
     for driver in [DriverChoice::IoUring, DriverChoice::Threads] {
         let files = Files::new();
         let config = Config { cores: 2, driver, ..Config::default() };
