@@ -28,8 +28,11 @@ pub mod namespace;
 mod queue;
 pub mod status;
 mod subsystem;
+
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -252,8 +255,15 @@ impl Target {
     /// Takes an address out of the discovery log; one that is not in it is no error.
     pub fn remove_listener(&self, address: &Address) {
         let Address::Tcp(address) = *address else { return };
-        lock(&self.served).listeners.retain(|listener| listener.address != address);
-        self.discovery_changed(|_| true);
+        let removed = {
+            let mut served = lock(&self.served);
+            let before = served.listeners.len();
+            served.listeners.retain(|listener| listener.address != address);
+            served.listeners.len() < before
+        };
+        if removed {
+            self.discovery_changed(|_| true);
+        }
     }
 
     /// Lets no host connect from now on: Connect is answered with Connect Controller Busy, which
