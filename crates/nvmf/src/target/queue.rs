@@ -1,6 +1,9 @@
 //! A queue of a controller: which connection it is, and what went through it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
 
 use flagstone_runtime::net::Stream;
 
@@ -58,6 +61,28 @@ impl Queue {
 impl std::fmt::Debug for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Queue").field("qid", &self.qid).field("entries", &self.entries).finish()
+    }
+}
+
+/// Queues of one host, of whatever controller of a subsystem, that were cut and whose connections
+/// still await commands.
+#[derive(Debug, Default)]
+pub(super) struct Leftovers(AtomicUsize);
+
+impl Leftovers {
+    /// Notes that `queues` were cut.
+    pub(super) fn add(&self, queues: usize) {
+        self.0.fetch_add(queues, AcqRel);
+    }
+
+    /// Notes that nothing is left of one.
+    pub(super) fn take_one(&self) {
+        self.0.fetch_sub(1, AcqRel);
+    }
+
+    /// Whether nothing is left of any.
+    pub(super) fn are_none(&self) -> bool {
+        self.0.load(Acquire) == 0
     }
 }
 

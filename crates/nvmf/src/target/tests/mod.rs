@@ -7,5 +7,6 @@ mod identify;
 mod life;
 mod logs;
 
+use super::connect::Refusal;
 use super::testing::*;
 use super::*;
