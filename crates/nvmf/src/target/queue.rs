@@ -97,7 +97,7 @@ pub(crate) struct IoCounters {
     media_errors: AtomicU64,
 }
 
-/// Sums of [`IoCounters`].
+/// What went through queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoTotals {
     /// Read and Compare commands that succeeded or failed on the medium.
