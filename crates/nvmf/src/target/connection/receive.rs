@@ -61,6 +61,7 @@ impl Connection {
         };
         let mut habit = Habit::default();
         loop {
+            self.run_short(rx, &rules);
             match self.next_pdu(rx, &rules, &mut habit).await {
                 Ok(changed) => rules = changed.unwrap_or(rules),
                 Err(end) => return end,
@@ -163,16 +164,18 @@ impl Connection {
     #[inline]
     async fn wait_for_room(&self) {
         let entries = self.with_controller(|_, queue| queue.entries).unwrap_or(1);
-        let budget = self.target.config().connection_payload_bytes;
-        let has_room = || {
-            let room = self.outstanding.get() < u32::from(entries)
-                && self.payload_bytes.get() < budget
-                && self.tx.queued_bytes() < budget;
-            room.then_some(())
-        };
-        if has_room().is_none() {
-            self.room.wait_for(has_room).await;
+        if !self.has_room(entries) {
+            self.room.wait_for(|| self.has_room(entries).then_some(())).await;
         }
+    }
+
+    /// Whether another command may be taken in hand.
+    #[inline]
+    pub(super) fn has_room(&self, entries: u16) -> bool {
+        let budget = self.target.config().connection_payload_bytes;
+        self.outstanding.get() < u32::from(entries)
+            && self.payload_bytes.get() < budget
+            && self.tx.queued_bytes() < budget
     }
 
     /// A command capsule, with or without data.
