@@ -48,10 +48,7 @@ impl Pattern {
 
     /// True when offsets are random.
     pub fn is_random(self) -> bool {
-        matches!(
-            self,
-            Pattern::RandRead | Pattern::RandWrite | Pattern::RandRw | Pattern::RandTrim
-        )
+        matches!(self, Pattern::RandRead | Pattern::RandWrite | Pattern::RandRw | Pattern::RandTrim)
     }
 
     /// True when some I/Os read.
@@ -208,7 +205,9 @@ pub enum JobError {
         expected: String,
     },
     /// A size or offset that the device cannot address.
-    #[error("{what} of {found} bytes is not a multiple of the device's block of {block_bytes} bytes")]
+    #[error(
+        "{what} of {found} bytes is not a multiple of the device's block of {block_bytes} bytes"
+    )]
     Unaligned {
         /// Which.
         what: &'static str,
@@ -306,14 +305,25 @@ impl Job {
         let deepest = (DEPTH_MAX * self.cores) as u64;
         within("the depth", self.depth as u64, self.cores as u64, deepest)?;
         within("the percentage of reads", u64::from(self.read_percent), 0, 100)?;
-        within("the number of block sizes", self.block_sizes.len() as u64, 1, BLOCK_SIZES_MAX as u64)?;
+        within(
+            "the number of block sizes",
+            self.block_sizes.len() as u64,
+            1,
+            BLOCK_SIZES_MAX as u64,
+        )?;
         if let Some(rate) = self.rate_iops {
             within("the rate in IOPS", rate, self.cores as u64, 1_000_000_000)?;
         }
         if let Some(every) = self.flush_every {
-            within("the number of writes between flushes", u64::from(every), 1, u64::from(u32::MAX))?;
+            within(
+                "the number of writes between flushes",
+                u64::from(every),
+                1,
+                u64::from(u32::MAX),
+            )?;
         }
-        for (what, count) in [("the number of I/Os", self.ios), ("the number of bytes", self.bytes)] {
+        for (what, count) in [("the number of I/Os", self.ios), ("the number of bytes", self.bytes)]
+        {
             if let Some(count) = count {
                 within(what, count, self.cores as u64, u64::MAX)?;
             }
@@ -360,7 +370,9 @@ impl Job {
                     ));
                 }
                 if self.warm_up > Duration::ZERO {
-                    return Err(JobError::Conflict("a verified job has no warm-up: each write counts"));
+                    return Err(JobError::Conflict(
+                        "a verified job has no warm-up: each write counts",
+                    ));
                 }
                 state.is_some()
             }
@@ -370,7 +382,11 @@ impl Job {
             return Err(JobError::Conflict("a recorded state is kept by one core: use one"));
         }
         let blocks = self.size_bytes.map_or_else(
-            || geometry.blocks().saturating_sub(self.offset_bytes / u64::from(geometry.block_bytes)),
+            || {
+                geometry
+                    .blocks()
+                    .saturating_sub(self.offset_bytes / u64::from(geometry.block_bytes))
+            },
             |bytes| bytes / u64::from(geometry.block_bytes),
         );
         within("the number of verified blocks", blocks, 1, VERIFY_BLOCKS_MAX * self.cores as u64)
@@ -405,8 +421,11 @@ impl Job {
         let pooled = |bytes: usize| (bytes.next_power_of_two().max(4096)) as u64;
         let transfers = !self.pattern.trims();
         let buffer = if transfers { pooled(self.io_bytes_max()) } else { 0 };
-        let payload =
-            if self.pattern.writes() && self.verify.is_none() { payload_bytes(self) as u64 } else { 0 };
+        let payload = if self.pattern.writes() && self.verify.is_none() {
+            payload_bytes(self) as u64
+        } else {
+            0
+        };
         let need_bytes = buffer * self.depth as u64 + payload * self.cores as u64;
         let limit_bytes = memory_bytes as u64;
         if need_bytes > limit_bytes {
@@ -461,7 +480,9 @@ mod tests {
         let said = |change: fn(&mut Job)| check(change).unwrap_err();
         assert_eq!(said(|job| job.depth = 0), "the depth is 0, must be 1 to 8192");
         assert_eq!(said(|job| job.cores = 3), "the number of cores is 3, must be 1 to 2");
-        assert!(said(|job| job.block_sizes[0].bytes = 512).contains("multiple of the device's block"));
+        assert!(
+            said(|job| job.block_sizes[0].bytes = 512).contains("multiple of the device's block")
+        );
         assert!(said(|job| job.block_sizes[0].bytes = 64 << 20).contains("33554432"));
         assert!(said(|job| job.offset_bytes = 1 << 20).contains("beyond the device"));
         assert!(said(|job| job.size_bytes = Some(u64::MAX & !4095)).contains("beyond the device"));

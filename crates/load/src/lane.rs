@@ -56,7 +56,7 @@ pub(crate) enum Outcome<'a> {
     /// A change was made.
     Done,
     /// It failed.
-    Failed(IoError),
+    Failed,
 }
 
 /// What ends a lane from outside. Shared by cores.
@@ -64,6 +64,8 @@ pub(crate) enum Outcome<'a> {
 pub(crate) struct Signals {
     /// Begin no more I/Os.
     pub(crate) stop: AtomicBool,
+    /// The time of lanes that have one is up: see for yourselves.
+    pub(crate) time_up: AtomicBool,
     /// Do not even wait for those in flight.
     pub(crate) abandon: AtomicBool,
 }
@@ -194,9 +196,17 @@ impl<'a, W: Workload> Lane<'a, W> {
         let mut slots = Vec::with_capacity(bounds.depth);
         for _ in 0..bounds.depth {
             let buf = if reads { Some(buf::try_alloc(bounds.io_bytes_max)?) } else { None };
-            slots.push(Slot { flight: Flight::Idle, op: Op::FLUSH, started_ns: 0, buf, tail: None });
+            slots.push(Slot {
+                flight: Flight::Idle,
+                op: Op::FLUSH,
+                started_ns: 0,
+                buf,
+                tail: None,
+            });
         }
         let now_ns = time::now().as_nanos();
+        // A core's second lane goes on where its first one ended.
+        let reading = gauge.read();
         Some(Lane {
             device,
             workload,
@@ -217,7 +227,7 @@ impl<'a, W: Workload> Lane<'a, W> {
             bytes_left: bounds.bytes,
             end: None,
             stats: Stats::for_kinds(kinds.iter().copied()),
-            reading: Reading::default(),
+            reading,
             bounds,
         })
     }
@@ -377,7 +387,7 @@ impl<'a, W: Workload> Lane<'a, W> {
                 drop(tail);
                 // The device dropped the buffer; most likely the pool hands out the same again.
                 self.slots[index].buf = buf::try_alloc(self.bounds.io_bytes_max);
-                self.workload.ended(index, &op, Outcome::Failed(error));
+                self.workload.ended(index, &op, Outcome::Failed);
                 self.count_error(&op, error, now_ns);
             }
         }
@@ -395,7 +405,7 @@ impl<'a, W: Workload> Lane<'a, W> {
                 self.count(index, now_ns);
             }
             Err(error) => {
-                self.workload.ended(index, &op, Outcome::Failed(error));
+                self.workload.ended(index, &op, Outcome::Failed);
                 self.count_error(&op, error, now_ns);
             }
         }
@@ -452,9 +462,11 @@ impl<'a, W: Workload> Lane<'a, W> {
         let _ = self.workload.poll_side(cx);
         (self.blocked, self.waiting) = (false, false);
         self.due.extend(self.parked.drain(..));
-        if self.end.is_none() && self.signals.stop.load(Ordering::Relaxed) {
-            let in_time = time::now().as_nanos() < self.bounds.end_at_ns;
-            self.end = Some(if in_time { LaneEnd::Stopped } else { LaneEnd::Complete });
+        if self.bounds.end_at_ns != u64::MAX && self.signals.time_up.load(Ordering::Relaxed) {
+            self.finish(LaneEnd::Complete);
+        }
+        if self.signals.stop.load(Ordering::Relaxed) {
+            self.finish(LaneEnd::Stopped);
         }
     }
 

@@ -22,11 +22,18 @@ mod lane;
 pub mod limits;
 mod payload;
 mod plan;
+mod report;
+pub mod results;
 mod rng;
+mod run;
 mod slots;
 mod stats;
+#[cfg(test)]
+mod test_device;
 mod usage;
 pub mod verify;
 
 pub use job::{Job, JobError, Pattern};
+pub use results::{Outcome, Results};
+pub use run::{Progress, RunError, Stop, run};
 pub use usage::{Usage, usage};

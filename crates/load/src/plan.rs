@@ -187,8 +187,7 @@ pub(crate) fn part(geometry: &Geometry, range: Range, core: usize, cores: usize)
     let each = range.size_bytes / block / cores as u64 * block;
     let offset_bytes = range.offset_bytes + each * core as u64;
     let last = core + 1 == cores;
-    let size_bytes =
-        if last { range.offset_bytes + range.size_bytes - offset_bytes } else { each };
+    let size_bytes = if last { range.offset_bytes + range.size_bytes - offset_bytes } else { each };
     Range { offset_bytes, size_bytes }
 }
 

@@ -1,7 +1,7 @@
 //! What one core counts, and how cores add up.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use flagstone_blockdev::IoError;
 use hdrhistogram::Histogram;
@@ -30,7 +30,7 @@ impl OpStats {
         OpStats { ios: 0, bytes: 0, sum_ns: 0, min_ns: u64::MAX, max_ns: 0, latency_ns }
     }
 
-    fn merge(&mut self, other: &OpStats) {
+    pub(crate) fn merge(&mut self, other: &OpStats) {
         self.ios += other.ios;
         self.bytes += other.bytes;
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
@@ -82,6 +82,15 @@ impl Stats {
         self.ops[kind as usize].as_deref().filter(|op| op.ios > 0)
     }
 
+    /// Adds `other`'s errors alone.
+    pub(crate) fn add_trouble(&mut self, other: &Stats) {
+        for (key, count) in &other.errors {
+            *self.errors.entry(*key).or_default() += count;
+        }
+        self.failed += other.failed;
+        self.unfinished += other.unfinished;
+    }
+
     pub(crate) fn merge(&mut self, other: &Stats) {
         for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
             match (mine, theirs) {
@@ -90,11 +99,7 @@ impl Stats {
                 (_, None) => {}
             }
         }
-        for (key, count) in &other.errors {
-            *self.errors.entry(*key).or_default() += count;
-        }
-        self.failed += other.failed;
-        self.unfinished += other.unfinished;
+        self.add_trouble(other);
         self.last_ns = self.last_ns.max(other.last_ns);
     }
 }
@@ -124,6 +129,8 @@ pub(crate) struct Gauge {
     pub(crate) latency_sum_ns: AtomicU64,
     pub(crate) errors: AtomicU64,
     pub(crate) violations: AtomicU64,
+    /// The job's own I/Os are over; what runs now reads back.
+    pub(crate) reads_back: AtomicBool,
 }
 
 /// A [`Gauge`]'s values, or the difference of two.

@@ -27,7 +27,8 @@ pub fn usage() -> Option<Usage> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     let (user_ticks, system_ticks) = ticks(&stat)?;
     let sum = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    let sum_ns = u64::try_from(sum.tv_sec).ok()? * 1_000_000_000 + u64::try_from(sum.tv_nsec).ok()?;
+    let sum_ns =
+        u64::try_from(sum.tv_sec).ok()? * 1_000_000_000 + u64::try_from(sum.tv_nsec).ok()?;
     Some(divide(sum_ns, user_ticks, system_ticks))
 }
 
@@ -45,10 +46,7 @@ fn divide(sum_ns: u64, user_ticks: u64, system_ticks: u64) -> Usage {
         0 => sum_ns,
         _ => (u128::from(sum_ns) * u128::from(user_ticks) / ticks) as u64,
     };
-    Usage {
-        user: Duration::from_nanos(user_ns),
-        system: Duration::from_nanos(sum_ns - user_ns),
-    }
+    Usage { user: Duration::from_nanos(user_ns), system: Duration::from_nanos(sum_ns - user_ns) }
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@
 //! [`Verifier`] does no I/O. [`journal`] keeps what it knows in a file, so that a run that was
 //! killed can be checked by a later one.
 
+pub mod journal;
+pub(crate) mod load;
 mod stamp;
 mod verifier;
 mod violation;

@@ -82,9 +82,9 @@ impl Found {
     pub(crate) fn is_ours(&self) -> bool {
         match self {
             Found::Stamp { .. } => true,
-            Found::Misplaced { ours, .. } | Found::Torn { ours, .. } | Found::Corrupt { ours, .. } => {
-                *ours
-            }
+            Found::Misplaced { ours, .. }
+            | Found::Torn { ours, .. }
+            | Found::Corrupt { ours, .. } => *ours,
             Found::Zeroes | Found::OtherRun { .. } | Found::Foreign => false,
         }
     }
@@ -128,8 +128,16 @@ enum Sector {
     Foreign,
     Corrupt,
     /// Head and tail of the sector are of different generations.
-    TornInside { head: u32, tail: u32 },
-    Stamp { offset: u64, run_id: u64, generation: u32, writer: u32 },
+    TornInside {
+        head: u32,
+        tail: u32,
+    },
+    Stamp {
+        offset: u64,
+        run_id: u64,
+        generation: u32,
+        writer: u32,
+    },
 }
 
 /// Writes and reads the stamps of one run and writer.
@@ -171,7 +179,8 @@ impl Stamper {
         let place = |index: u64| offset + index * SECTOR_BYTES as u64;
         let Some((first, _)) = sectors.next() else { return Found::Foreign };
         let odd = sectors.find(|(sector, index)| {
-            let placed = !matches!(sector, Sector::Stamp { offset, .. } if *offset != place(*index));
+            let placed =
+                !matches!(sector, Sector::Stamp { offset, .. } if *offset != place(*index));
             !placed || !same_write(&first, sector)
         });
         let first_placed = !matches!(first, Sector::Stamp { offset: at, .. } if at != offset);
@@ -180,7 +189,8 @@ impl Stamper {
         {
             return found;
         }
-        let ours = || block.chunks_exact(SECTOR_BYTES).any(|sector| self.is_ours(&read_sector(sector)));
+        let ours =
+            || block.chunks_exact(SECTOR_BYTES).any(|sector| self.is_ours(&read_sector(sector)));
         if let Some((sector, index)) = odd {
             let (before, after) = (generation_of(&first), generation_of(&sector));
             return Found::Torn { at: place(index), before, after, ours: ours() };
@@ -203,7 +213,9 @@ impl Stamper {
         block.chunks_exact(SECTOR_BYTES).enumerate().find_map(|(index, sector)| {
             let at = offset + (index * SECTOR_BYTES) as u64;
             match read_sector(sector) {
-                Sector::Stamp { offset: belongs_at, run_id, generation, .. } if belongs_at != at => {
+                Sector::Stamp { offset: belongs_at, run_id, generation, .. }
+                    if belongs_at != at =>
+                {
                     let ours = run_id == self.run_id;
                     Some(Found::Misplaced { at, belongs_at, generation, ours })
                 }

@@ -262,14 +262,14 @@ impl Verifier {
     }
 
     /// Takes over what is known of an earlier run: block `block` holds `oldest` or any later
-    /// generation of that run, up to `newest`.
-    pub(crate) fn expect_recorded(&mut self, block: u32, oldest: u32, newest: u32) {
+    /// generation of that run. What was in flight at its end is not known, so any that it stamped
+    /// is right. Blocks taken over cannot be written.
+    pub(crate) fn expect_recorded(&mut self, block: u32, oldest: u32) {
         let index = block as usize;
         let initial = Version::initial(self.config.initial);
-        let oldest =
-            if oldest == 0 { initial } else { Version::new(oldest, Content::Stamps) };
+        let oldest = if oldest == 0 { initial } else { Version::new(oldest, Content::Stamps) };
         self.floor[index] = oldest;
-        self.issued[index] = newest.min(Version::LAST);
+        self.issued[index] = Version::LAST;
         self.left_over.set(block, true);
     }
 
@@ -516,9 +516,11 @@ impl Verifier {
                 Seen::Leftover(leftover) => self.leftover_matches(ticket.block, leftover, found),
                 Seen::Open(open) => {
                     let mut candidates = open.candidates.iter();
-                    candidates.any(|candidate| candidate.visible && candidate.version.matches(found))
+                    candidates
+                        .any(|candidate| candidate.visible && candidate.version.matches(found))
                         || open.leftover.is_some_and(|leftover| {
-                            leftover.visible && self.leftover_matches(ticket.block, &leftover, found)
+                            leftover.visible
+                                && self.leftover_matches(ticket.block, &leftover, found)
                         })
                 }
             }
@@ -550,7 +552,8 @@ impl Verifier {
             return;
         }
         let Some(open) = self.open.get_mut(&block) else { return };
-        let matching = |candidate: &Candidate| candidate.visible && candidate.version.matches(found);
+        let matching =
+            |candidate: &Candidate| candidate.visible && candidate.version.matches(found);
         // Of several that match, the one that began first proves least.
         let starts = open.candidates.iter().filter(|candidate| matching(candidate));
         let Some(proof) = starts.map(|candidate| candidate.start).min() else { return };

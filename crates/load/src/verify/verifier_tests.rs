@@ -163,7 +163,9 @@ impl Model {
         let reads = self.reads.len();
         let flushes = self.flushes.len();
         match action {
-            0..=3 if writes < 4 => self.start_write(block, flag && pick & 128 != 0, Content::Stamps),
+            0..=3 if writes < 4 => {
+                self.start_write(block, flag && pick & 128 != 0, Content::Stamps)
+            }
             4 if writes < 4 => self.start_write(block, flag, Content::Zeroes),
             5..=6 if writes > 0 => self.apply(pick % writes),
             7..=10 if writes > 0 => self.end_write(pick % writes, pick & 192 != 192),
