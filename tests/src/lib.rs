@@ -1,1 +1,18 @@
-//! End-to-end tests: real processes, kernels and clients.
+//! End-to-end tests: the real `flagstone` program driven by programs that we did not write.
+//!
+//! - [`server`] runs `flagstone serve` on free ports, kills and restarts it.
+//! - [`guest`] boots a Linux kernel under QEMU, whose NVMe/TCP host then uses the server.
+//! - [`tools`] runs other programs, and skips a test, visibly, where one is missing.
+//! - [`scratch`] gives each test a directory of its own.
+//!
+//! Every wait ends with an event (a line, an exit, an end of file). The limits on waits are
+//! safety nets, generous by an order of magnitude; no test passes or fails by how long it took.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "real processes, threads and clocks are what an end-to-end test is made of"
+)]
+
+pub mod guest;
+pub mod scratch;
+pub mod server;
+pub mod tools;

@@ -1,2 +1,16 @@
-//! The `flagstone` program.
-fn main() {}
+//! The `flagstone` program: reads its arguments and runs one command.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use flagstone_cli::args::{Cli, Command};
+use flagstone_cli::{check, completions};
+
+fn main() -> ExitCode {
+    // Clap prints its own errors, and leaves with code 2, which is also `Exit::Usage`.
+    let exit = match Cli::parse().command {
+        Command::Check(args) => check::run(&args),
+        Command::Completions(args) => completions::run(&args),
+    };
+    exit.into()
+}

@@ -1,1 +1,20 @@
 //! Configuration, device stacks and the serving daemon.
+//!
+//! What is here, in reading order:
+//!
+//! - [`units`]: sizes and durations as people write them (`64KiB`, `200us`).
+//! - [`device_spec`]: the one way to name a device, in the configuration and on a command line.
+//! - [`listen_spec`]: the one way to name an address to serve on.
+//! - [`names`]: NVMe qualified names, UUIDs, serial numbers and volume names, with their rules.
+//! - [`config`]: the configuration file, checked as a whole, with every mistake at its line.
+//!
+//! Parsing does no I/O but reading the file itself: whether a disk exists or an address is free
+//! is found out when it is opened, not here.
+
+pub mod config;
+pub mod device_spec;
+pub mod limits;
+pub mod listen_spec;
+pub mod names;
+pub mod units;
+mod uri;

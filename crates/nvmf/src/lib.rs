@@ -1,1 +1,5 @@
-//! NVMe over Fabrics target and host over TCP.
+//! NVMe over Fabrics over TCP: the target, and the host behind the `remote` device.
+
+mod limits;
+mod stream;
+pub mod target;

@@ -51,9 +51,9 @@ impl Block {
         class_bytes(self.class)
     }
 
-    fn new(class: usize) -> Option<Rc<Block>> {
+    fn new(class: usize, beyond_limit: bool) -> Option<Rc<Block>> {
         let bytes = class_bytes(class);
-        let limit = LIMIT_BYTES.load(Ordering::Relaxed);
+        let limit = if beyond_limit { usize::MAX } else { LIMIT_BYTES.load(Ordering::Relaxed) };
         let reserve = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= limit);
         HELD_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).ok()?;
         // SAFETY: the layout has a non-zero size.
@@ -103,7 +103,7 @@ impl Pool {
         if let Some(block) = self.idle[class].pop() {
             return Some(block);
         }
-        if let Some(block) = Block::new(class) {
+        if let Some(block) = Block::new(class, false) {
             return Some(block);
         }
         // At the ceiling: idle blocks of other classes make room before anyone has to wait.
@@ -111,7 +111,7 @@ impl Pool {
             idle.clear();
             idle.shrink_to_fit();
         }
-        Block::new(class)
+        Block::new(class, false)
     }
 
     fn put(&mut self, block: Rc<Block>) {
@@ -146,6 +146,18 @@ pub fn try_alloc(len: usize) -> Option<BufMut> {
     }
     let block = POOL.with(|pool| pool.borrow_mut().take(class_of(len)))?;
     Some(BufMut(View::new(block, 0, len)))
+}
+
+/// A buffer of at most 4 KiB for what must not fail: the headers of responses. It counts towards
+/// the memory held but is had beyond the ceiling too, so callers bound how many they hold.
+///
+/// # Panics
+/// When `len` exceeds 4 KiB, or the system itself has no memory.
+pub fn alloc_small(len: usize) -> BufMut {
+    assert!(len <= BUF_MIN_BYTES, "small buffers are of {BUF_MIN_BYTES} bytes at most");
+    let block = POOL.with(|pool| pool.borrow_mut().idle[0].pop());
+    let block = block.or_else(|| Block::new(0, true)).expect("4 KiB of memory");
+    BufMut(View::new(block, 0, len))
 }
 
 /// A buffer of `len` bytes, waiting at the memory ceiling until buffers come back.

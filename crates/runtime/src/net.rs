@@ -69,6 +69,13 @@ pub fn resolve(host: &str, port: u16) -> io::Result<Vec<Address>> {
     Ok((host, port).to_socket_addrs()?.map(Address::Tcp).collect())
 }
 
+/// What of a connection to shut down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Receive,
+    Both,
+}
+
 /// A socket that accepts connections.
 #[derive(Debug)]
 pub struct Listener {
@@ -142,6 +149,11 @@ impl Stream {
     /// The peer's address, for people; empty when it is gone.
     pub fn peer(&self) -> String {
         Executor::current().driver().peer(self.handle.raw())
+    }
+
+    /// The address of this side, as the peer reached it; `None` of Unix sockets.
+    pub fn local(&self) -> Option<SocketAddr> {
+        Executor::current().driver().local(self.handle.raw())
     }
 
     /// Receives at least one byte into `buf`; 0 when the peer has closed (or `buf` is empty).
@@ -222,10 +234,17 @@ impl Stream {
         self.send_all(list).await.0
     }
 
+    /// Ends the receiving direction: receives end with 0 once what has arrived is read.
+    pub fn shutdown_receiving(&self) {
+        if let Some(executor) = Executor::try_current() {
+            executor.driver().shutdown(self.handle.raw(), Direction::Receive);
+        }
+    }
+
     /// Ends both directions: a receive in flight ends with 0, the peer sees the end.
     pub fn shutdown(&self) {
         if let Some(executor) = Executor::try_current() {
-            executor.driver().shutdown(self.handle.raw());
+            executor.driver().shutdown(self.handle.raw(), Direction::Both);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
 
 use crate::fs::{FileInfo, OpenOptions};
-use crate::net::{Address, RawAddress};
+use crate::net::{Address, Direction, RawAddress};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -220,9 +220,18 @@ pub(crate) fn peer(raw: RawFd) -> String {
     }
 }
 
-/// Shuts both directions of a socket down.
-pub(crate) fn shutdown(raw: RawFd) {
-    let _ = rustix::net::shutdown(borrow(raw), Shutdown::Both);
+/// The address of a connected TCP socket on this side.
+pub(crate) fn local(raw: RawFd) -> Option<std::net::SocketAddr> {
+    rustix::net::getsockname(borrow(raw)).ok()?.try_into().ok()
+}
+
+/// Shuts a socket down; one that is not connected any more stays as it is.
+pub(crate) fn shutdown(raw: RawFd, direction: Direction) {
+    let how = match direction {
+        Direction::Receive => Shutdown::Read,
+        Direction::Both => Shutdown::Both,
+    };
+    let _ = rustix::net::shutdown(borrow(raw), how);
 }
 
 /// `fallocate` mode bits of a punch.

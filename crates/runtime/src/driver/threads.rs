@@ -15,7 +15,7 @@ use super::{Driver, Wait, os};
 use crate::executor::Shared;
 use crate::fs::{FileInfo, OpenOptions};
 use crate::limits::FILE_WORKERS;
-use crate::net::Address;
+use crate::net::{Address, Direction};
 use crate::op::{Op, OpId, Ops, PunchMode};
 
 /// A socket operation that waits for readiness.
@@ -224,8 +224,12 @@ impl Driver for Threads {
         os::peer(raw)
     }
 
-    fn shutdown(&mut self, raw: i32) {
-        os::shutdown(raw);
+    fn local(&mut self, raw: i32) -> Option<std::net::SocketAddr> {
+        os::local(raw)
+    }
+
+    fn shutdown(&mut self, raw: i32, direction: Direction) {
+        os::shutdown(raw, direction);
     }
 
     fn name(&self) -> &'static str {

@@ -1,0 +1,229 @@
+//! A regular file or a block device as a device.
+//!
+//! Promises, beyond those of every device:
+//! - payloads go between the caller's memory and the disk as they are (O_DIRECT), by way of a copy
+//!   only where the memory is not aligned as the disk asks;
+//! - a failed sync poisons the device: what the kernel failed to write it may have dropped, and a
+//!   second sync would claim success. Later changes and flushes fail with [`IoError::Poisoned`]
+//!   until the file is opened again; reads still work. A failed durable write does the same, unless
+//!   it is plain that it failed before it reached the disk;
+//! - flushes that wait at the same time share one sync;
+//! - what lies beyond the end of a file that was truncated underneath reads as zeroes.
+//!
+//! Overlapping calls with O_DIRECT are as atomic as the disk below makes them, a sector at least.
+
+mod open;
+mod sync;
+mod zero;
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use flagstone_runtime::fs::{File, PunchMode};
+use flagstone_runtime::{Buf, BufMut, buf, time};
+
+pub use self::open::FileOptions;
+use self::sync::SyncGroup;
+use crate::limits::{BOUNCE_BYTES, BOUNCE_WAIT_MS};
+use crate::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
+
+/// See the module's promises.
+#[derive(Debug)]
+pub struct FileDevice(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    file: Arc<File>,
+    geometry: Geometry,
+    sync: Arc<SyncGroup>,
+    /// The file or disk turned out to be unable to deallocate.
+    no_deallocate: AtomicBool,
+    /// The file or disk turned out to be unable to zero a range.
+    no_zero: AtomicBool,
+}
+
+impl FileDevice {
+    /// Opens the file or block device at `path`. Blocks for as long as the system takes.
+    ///
+    /// # Errors
+    /// The system's, and `InvalidInput` for a block size that the disk cannot do or a file smaller
+    /// than a block; the text says what to do.
+    pub fn open(path: impl AsRef<Path>, options: &FileOptions) -> io::Result<Arc<FileDevice>> {
+        let (file, geometry) = open::open(path.as_ref(), options)?;
+        Ok(Arc::new(FileDevice(Arc::new(Inner {
+            file: Arc::new(file),
+            geometry,
+            sync: Arc::new(SyncGroup::default()),
+            no_deallocate: AtomicBool::new(false),
+            no_zero: AtomicBool::new(false),
+        }))))
+    }
+
+    /// True after a failed flush: the device must be opened again.
+    pub fn is_poisoned(&self) -> bool {
+        self.0.sync.is_poisoned()
+    }
+
+    /// True when the page cache is bypassed.
+    pub fn is_direct(&self) -> bool {
+        self.0.file.info().direct
+    }
+}
+
+impl Inner {
+    fn check_change(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        self.geometry.check_change(offset, len)?;
+        if self.sync.is_poisoned() { Err(IoError::Poisoned) } else { Ok(()) }
+    }
+
+    fn takes_memory_at(&self, bytes: &[u8]) -> bool {
+        bytes.as_ptr().addr().is_multiple_of(self.geometry.memory_align_bytes as usize)
+    }
+
+    async fn read(&self, offset: u64, mut buf: BufMut) -> Result<BufMut, IoError> {
+        if self.takes_memory_at(&buf) {
+            return self.read_aligned(offset, buf).await;
+        }
+        let mut at = offset;
+        for part in buf.chunks_mut(BOUNCE_BYTES) {
+            let copy = self.read_aligned(at, bounce_buffer(part.len()).await?).await?;
+            part.copy_from_slice(&copy);
+            at += part.len() as u64;
+        }
+        Ok(buf)
+    }
+
+    async fn read_aligned(&self, offset: u64, buf: BufMut) -> Result<BufMut, IoError> {
+        let len = buf.len();
+        let (result, buf) = self.file.read_at(buf, offset).await;
+        match result {
+            Ok(count) if count == len => Ok(buf),
+            Ok(count) => self.read_on(offset, buf, count).await,
+            Err(error) => Err(IoError::from_os(&error, false)),
+        }
+    }
+
+    /// Goes on after a short read, until nothing comes: the end of the file.
+    async fn read_on(
+        &self,
+        offset: u64,
+        mut buf: BufMut,
+        mut filled: usize,
+    ) -> Result<BufMut, IoError> {
+        let block = self.geometry.block_bytes as usize;
+        // A count within a block is the end of the file, and O_DIRECT could not go on from there.
+        while filled < buf.len() && filled.is_multiple_of(block) {
+            let rest = buf.split_off(filled);
+            let (result, rest) = self.file.read_at(rest, offset + filled as u64).await;
+            buf.unsplit(rest).expect("the parts of one view are adjacent");
+            match result {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) => return Err(IoError::from_os(&error, false)),
+            }
+        }
+        buf[filled..].fill(0);
+        Ok(buf)
+    }
+
+    async fn write(&self, offset: u64, data: Buf, fua: bool) -> Result<(), IoError> {
+        if self.takes_memory_at(&data) {
+            return self.write_aligned(offset, data, fua).await;
+        }
+        let mut at = offset;
+        for part in data.chunks(BOUNCE_BYTES) {
+            let mut copy = bounce_buffer(part.len()).await?;
+            copy.copy_from_slice(part);
+            self.write_aligned(at, copy.freeze(), fua).await?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    async fn write_aligned(&self, offset: u64, data: Buf, fua: bool) -> Result<(), IoError> {
+        // Through the page cache, a durable write's failure may be that of an earlier write, which
+        // the kernel reports once: only the shared sync sees to it that all who wait hear of it.
+        let durable = fua && self.file.info().direct;
+        if let Err(error) = self.file.write_at(data, offset, durable).await {
+            let error = IoError::from_os(&error, true);
+            if durable && error == IoError::WriteFault {
+                self.sync.poison();
+            }
+            return Err(error);
+        }
+        if fua && !durable { self.flush().await } else { Ok(()) }
+    }
+
+    async fn flush(&self) -> Result<(), IoError> {
+        let file = self.file.clone();
+        let sync = async move || file.sync().await;
+        SyncGroup::sync(&self.sync, sync).await
+    }
+
+    /// Gives space back where the file or disk can; elsewhere this does nothing.
+    async fn discard(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        self.punch(offset, len, PunchMode::Deallocate).await.map(drop)
+    }
+}
+
+/// Memory that O_DIRECT takes, waiting for it for a bounded time.
+async fn bounce_buffer(len: usize) -> Result<BufMut, IoError> {
+    if let Some(buf) = buf::try_alloc(len) {
+        return Ok(buf);
+    }
+    let waiting = time::timeout(Duration::from_millis(BOUNCE_WAIT_MS), buf::alloc(len));
+    waiting.await.map_err(|_| IoError::NoMemory)
+}
+
+impl BlockDevice for FileDevice {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        if let Err(error) = self.0.geometry.check_transfer(offset, buf.len()) {
+            return IoFuture::ready(Err(error));
+        }
+        let inner = self.0.clone();
+        IoFuture::later(async move { inner.read(offset, buf).await })
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let bounded = self.0.geometry.check_transfer(offset, data.len());
+        if let Err(error) = bounded.and(self.0.check_change(offset, data.len() as u64)) {
+            return IoFuture::ready(Err(error));
+        }
+        let inner = self.0.clone();
+        IoFuture::later(async move { inner.write(offset, data, fua).await })
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        if self.0.geometry.read_only {
+            return IoFuture::ready(Ok(()));
+        }
+        let inner = self.0.clone();
+        IoFuture::later(async move { inner.flush().await })
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        if let Err(error) = self.0.check_change(offset, len) {
+            return IoFuture::ready(Err(error));
+        }
+        if self.0.no_deallocate.load(Ordering::Relaxed) {
+            return IoFuture::ready(Ok(()));
+        }
+        let inner = self.0.clone();
+        IoFuture::later(async move { inner.discard(offset, len).await })
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        if let Err(error) = self.0.check_change(offset, len) {
+            return IoFuture::ready(Err(error));
+        }
+        let inner = self.0.clone();
+        IoFuture::later(async move { inner.write_zeroes(offset, len, flags).await })
+    }
+}

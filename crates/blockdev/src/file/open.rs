@@ -1,0 +1,145 @@
+//! Opening: what the caller asks for, what the disk offers, and the geometry that follows.
+
+use std::io;
+use std::path::Path;
+
+use flagstone_runtime::fs::{File, FileInfo, OpenOptions};
+
+use crate::Geometry;
+
+/// How to open a file device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Take no writes.
+    pub read_only: bool,
+    /// Bypass the page cache where the file system can.
+    pub direct: bool,
+    /// Refuse a file or disk that another program has taken or mounted.
+    pub exclusive: bool,
+    /// Make a regular file of this many bytes (sparse) where there is none.
+    pub create_bytes: Option<u64>,
+    /// Block size to serve, 512 or 4096 bytes; by default a disk's logical block size, and for
+    /// regular files 4096 where their size is a multiple of it, else 512.
+    pub block_bytes: Option<u32>,
+}
+
+impl Default for FileOptions {
+    fn default() -> FileOptions {
+        FileOptions {
+            read_only: false,
+            direct: true,
+            exclusive: true,
+            create_bytes: None,
+            block_bytes: None,
+        }
+    }
+}
+
+/// Opens, and works out the geometry.
+pub(super) fn open(path: &Path, options: &FileOptions) -> io::Result<(File, Geometry)> {
+    let wanted = OpenOptions {
+        read_only: options.read_only,
+        direct: options.direct,
+        create_bytes: options.create_bytes,
+        exclusive: options.exclusive,
+    };
+    let about = |error: io::Error| {
+        io::Error::new(error.kind(), format!("cannot open {}: {error}", path.display()))
+    };
+    let file = File::open(path, &wanted).map_err(about)?;
+    let geometry = geometry(&file.info(), options)
+        .map_err(|text| about(io::Error::new(io::ErrorKind::InvalidInput, text)))?;
+    Ok((file, geometry))
+}
+
+fn geometry(info: &FileInfo, options: &FileOptions) -> Result<Geometry, String> {
+    let block = block_bytes(info, options.block_bytes)?;
+    let size_bytes = info.size_bytes / u64::from(block) * u64::from(block);
+    if size_bytes == 0 {
+        return Err(format!(
+            "it has {} B, less than one block of {block} B; give it a size first (truncate -s)",
+            info.size_bytes
+        ));
+    }
+    let physical = info.physical_block_bytes.max(block);
+    Ok(Geometry {
+        size_bytes,
+        block_bytes: block,
+        physical_block_bytes: if physical.is_multiple_of(block) { physical } else { block },
+        optimal_io_bytes: 0,
+        memory_align_bytes: info.memory_align_bytes.max(1),
+        volatile_cache: true,
+        read_only: options.read_only,
+        can_discard: info.can_deallocate && !options.read_only,
+        can_write_zeroes: (info.can_zero || info.can_deallocate) && !options.read_only,
+    })
+}
+
+fn block_bytes(info: &FileInfo, asked: Option<u32>) -> Result<u32, String> {
+    let logical = info.logical_block_bytes;
+    if !logical.is_power_of_two() || !(512..=65536).contains(&logical) {
+        return Err(format!("its blocks of {logical} B are not supported (512 B to 64 KiB are)"));
+    }
+    match asked {
+        Some(block @ (512 | 4096)) if block >= logical => Ok(block),
+        Some(block @ (512 | 4096)) => Err(format!(
+            "a block size of {block} B is less than the disk's own, {logical} B; use {logical}, or \
+             leave it out"
+        )),
+        Some(block) => Err(format!("a block size of {block} B is not supported: use 512 or 4096")),
+        None if info.block_device => Ok(logical),
+        None if info.size_bytes.is_multiple_of(4096) => Ok(logical.max(4096)),
+        None => Ok(logical),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileInfo = FileInfo {
+        size_bytes: 1 << 20,
+        block_device: false,
+        direct: true,
+        logical_block_bytes: 512,
+        physical_block_bytes: 4096,
+        memory_align_bytes: 512,
+        can_deallocate: true,
+        can_zero: true,
+    };
+
+    fn of(info: FileInfo, block_bytes: Option<u32>) -> Result<Geometry, String> {
+        geometry(&info, &FileOptions { block_bytes, ..FileOptions::default() })
+    }
+
+    #[test]
+    fn files_are_served_in_4_kib_blocks_where_the_size_allows() {
+        let odd = FileInfo { size_bytes: (1 << 20) + 700, ..FILE };
+        assert_eq!(of(FILE, None).unwrap().block_bytes, 4096);
+        let geometry = of(odd, None).unwrap();
+        assert_eq!((geometry.block_bytes, geometry.size_bytes), (512, (1 << 20) + 512));
+        let geometry = of(odd, Some(4096)).unwrap();
+        assert_eq!((geometry.block_bytes, geometry.size_bytes), (4096, 1 << 20));
+        assert_eq!(of(FILE, Some(512)).unwrap().physical_block_bytes, 4096);
+    }
+
+    #[test]
+    fn disks_are_served_in_their_own_blocks() {
+        let disk = FileInfo { block_device: true, ..FILE };
+        assert_eq!(of(disk, None).unwrap().block_bytes, 512);
+        let native = FileInfo { logical_block_bytes: 4096, ..disk };
+        assert_eq!(of(native, None).unwrap().block_bytes, 4096);
+        assert!(of(native, Some(512)).unwrap_err().contains("use 4096"));
+        let large = FileInfo { logical_block_bytes: 16384, physical_block_bytes: 16384, ..disk };
+        assert_eq!(of(large, None).unwrap().block_bytes, 16384);
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_refused_with_advice() {
+        assert!(of(FILE, Some(1024)).unwrap_err().contains("use 512 or 4096"));
+        let empty = FileInfo { size_bytes: 100, ..FILE };
+        assert!(of(empty, None).unwrap_err().contains("less than one block"));
+        let strange = FileInfo { logical_block_bytes: 520, ..FILE };
+        assert!(of(strange, None).unwrap_err().contains("520"));
+    }
+}

@@ -1,0 +1,270 @@
+//! One sync for all who wait, and what its failure means.
+//!
+//! The kernel reports lost writes to one of the syncs that run at the time, once; a second sync
+//! says that all is well. So at most one sync runs at a time and all who wait share its result;
+//! it runs in a task of its own, so that its result is seen even if nobody waits any more; and a
+//! failure is kept. As a side effect, many flushes cost one.
+
+use std::future::poll_fn;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use crate::IoError;
+
+/// The syncs of one device, from any core.
+#[derive(Debug, Default)]
+pub(super) struct SyncGroup {
+    poisoned: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Number of the newest sync that was begun.
+    begun: u64,
+    /// Number of the newest sync that has ended.
+    ended: u64,
+    /// Someone waits for a sync of a higher number than `begun`.
+    again: bool,
+    /// The task that syncs is alive.
+    running: bool,
+    /// The sync that failed, and how.
+    failure: Option<(u64, IoError)>,
+    waiting: Vec<Waker>,
+}
+
+impl SyncGroup {
+    /// True once a sync has failed.
+    pub(super) fn is_poisoned(&self) -> bool {
+        self.poisoned.load(Ordering::Acquire)
+    }
+
+    /// Fails all that comes later.
+    pub(super) fn poison(&self) {
+        self.poisoned.store(true, Ordering::Release);
+    }
+
+    /// Makes all writes that completed before this call durable, with a sync that begins now or,
+    /// when one is running, with the next.
+    ///
+    /// # Errors
+    /// The sync's own, or [`IoError::Poisoned`] when an earlier one failed.
+    pub(super) async fn sync(
+        group: &Arc<SyncGroup>,
+        sync: impl AsyncFn() -> io::Result<()> + 'static,
+    ) -> Result<(), IoError> {
+        if group.is_poisoned() {
+            return Err(IoError::Poisoned);
+        }
+        let (ticket, start) = group.lock().enter();
+        if start {
+            flagstone_runtime::spawn_detached(run(group.clone(), sync));
+        }
+        poll_fn(|cx| group.poll(ticket, cx.waker())).await
+    }
+
+    fn poll(&self, ticket: u64, waker: &Waker) -> Poll<Result<(), IoError>> {
+        let mut state = self.lock();
+        match state.failure {
+            Some((failed, error)) if ticket == failed => return Poll::Ready(Err(error)),
+            Some((failed, _)) if ticket > failed => return Poll::Ready(Err(IoError::Poisoned)),
+            _ if ticket <= state.ended => {}
+            _ => {
+                if !state.waiting.iter().any(|other| other.will_wake(waker)) {
+                    state.waiting.push(waker.clone());
+                }
+                return Poll::Pending;
+            }
+        }
+        // A durable write may have failed meanwhile.
+        Poll::Ready(if self.is_poisoned() { Err(IoError::Poisoned) } else { Ok(()) })
+    }
+
+    /// Records the end of a sync and wakes who waited. True when there must be another.
+    fn finish(&self, result: Result<(), IoError>) -> bool {
+        let mut state = self.lock();
+        state.ended = state.begun;
+        if let Err(error) = result {
+            self.poison();
+            state.failure = Some((state.ended, error));
+            state.again = false;
+        }
+        let again = std::mem::take(&mut state.again);
+        state.begun += u64::from(again);
+        state.running = again;
+        let mut woken = std::mem::take(&mut state.waiting);
+        drop(state);
+        for waker in woken.drain(..) {
+            waker.wake();
+        }
+        let mut state = self.lock();
+        if state.waiting.capacity() == 0 {
+            state.waiting = woken;
+        }
+        again
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The number of the sync to wait for, and whether the caller must start it.
+    fn enter(&mut self) -> (u64, bool) {
+        if self.running {
+            self.again = true;
+            return (self.begun + 1, false);
+        }
+        self.running = true;
+        self.begun += 1;
+        (self.begun, true)
+    }
+}
+
+/// Syncs for as long as anyone asks.
+async fn run(group: Arc<SyncGroup>, sync: impl AsyncFn() -> io::Result<()>) {
+    let mut watch = Watch { group: &group, unfinished: true };
+    loop {
+        let result = sync().await.map_err(|error| IoError::from_os(&error, true));
+        if let Err(error) = result {
+            tracing::error!("a sync failed ({error}); the device must be reopened");
+        }
+        if !group.finish(result) {
+            break;
+        }
+    }
+    watch.unfinished = false;
+}
+
+/// A core that ends takes its tasks with it. The result of a sync is unknown then: as good as a
+/// failure.
+struct Watch<'a> {
+    group: &'a SyncGroup,
+    unfinished: bool,
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if self.unfinished {
+            self.group.finish(Err(IoError::Unreachable));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::collections::VecDeque;
+    use std::rc::Rc;
+
+    use flagstone_runtime::sync::Notify;
+    use flagstone_runtime::{block_on, spawn, task};
+
+    use super::*;
+
+    /// A sync whose results are given out by the test.
+    #[derive(Clone, Default)]
+    struct Fake {
+        begun: Rc<Cell<usize>>,
+        results: Rc<RefCell<VecDeque<io::Result<()>>>>,
+        given: Rc<Notify>,
+    }
+
+    impl Fake {
+        async fn call(&self) -> io::Result<()> {
+            self.begun.set(self.begun.get() + 1);
+            self.given.wait_for(|| self.results.borrow_mut().pop_front()).await
+        }
+
+        fn give(&self, result: io::Result<()>) {
+            self.results.borrow_mut().push_back(result);
+            self.given.notify();
+        }
+
+        fn flush(&self, group: &Arc<SyncGroup>) -> task::JoinHandle<Result<(), IoError>> {
+            let (fake, group) = (self.clone(), group.clone());
+            spawn(async move { SyncGroup::sync(&group, async move || fake.call().await).await })
+        }
+    }
+
+    async fn settle() {
+        for _ in 0..10 {
+            task::yield_now().await;
+        }
+    }
+
+    fn eio() -> io::Error {
+        io::Error::from_raw_os_error(5)
+    }
+
+    #[test]
+    fn those_who_come_during_a_sync_share_the_next() {
+        block_on(async {
+            let (fake, group) = (Fake::default(), Arc::default());
+            let first = fake.flush(&group);
+            settle().await;
+            let late: Vec<_> = (0..5).map(|_| fake.flush(&group)).collect();
+            settle().await;
+            assert_eq!(fake.begun.get(), 1, "a sync that began earlier does not count for them");
+            fake.give(Ok(()));
+            assert_eq!(first.await, Ok(Ok(())));
+            assert!(late.iter().all(|flush| !flush.is_finished()));
+            fake.give(Ok(()));
+            for flush in late {
+                assert_eq!(flush.await, Ok(Ok(())));
+            }
+            assert_eq!(fake.begun.get(), 2);
+            let alone = fake.flush(&group);
+            fake.give(Ok(()));
+            assert_eq!(alone.await, Ok(Ok(())));
+            assert!(!group.is_poisoned());
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_failure_reaches_all_who_waited_and_all_who_come() {
+        block_on(async {
+            let (fake, group) = (Fake::default(), Arc::default());
+            let first = fake.flush(&group);
+            settle().await;
+            let second = fake.flush(&group);
+            settle().await;
+            fake.give(Err(eio()));
+            assert_eq!(first.await, Ok(Err(IoError::WriteFault)));
+            assert_eq!(second.await, Ok(Err(IoError::Poisoned)));
+            assert_eq!(fake.flush(&group).await, Ok(Err(IoError::Poisoned)));
+            assert_eq!(fake.begun.get(), 1, "a sync after a failed one would lie");
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_failure_counts_though_nobody_waits_any_more() {
+        block_on(async {
+            let (fake, group) = (Fake::default(), Arc::<SyncGroup>::default());
+            let flush = fake.flush(&group);
+            settle().await;
+            flush.abort();
+            settle().await;
+            fake.give(Err(eio()));
+            settle().await;
+            assert!(group.is_poisoned());
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_sync_whose_end_nobody_saw_is_a_failure() {
+        let group = Arc::<SyncGroup>::default();
+        block_on(async {
+            drop(Fake::default().flush(&group));
+            settle().await;
+        })
+        .unwrap();
+        assert!(group.is_poisoned());
+    }
+}

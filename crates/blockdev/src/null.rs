@@ -1,0 +1,57 @@
+//! A device of zeroes that forgets what is written: for measuring everything else.
+//!
+//! Promises: reads return zeroes, writes succeed and are dropped, nothing is stored or allocated,
+//! every call is complete when it returns. It breaks the promise of writes on purpose.
+
+use flagstone_runtime::{Buf, BufMut};
+
+use crate::config::check_size;
+use crate::{BlockDevice, ConfigError, Geometry, IoFuture, ZeroFlags};
+
+/// See the module's promises.
+#[derive(Debug)]
+pub struct NullDevice {
+    geometry: Geometry,
+}
+
+impl NullDevice {
+    /// A device of `size_bytes` in blocks of `block_bytes`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] unless the block size is a power of two from 512 to 65,536 and the size a
+    /// positive multiple of it below 2^63.
+    pub fn new(size_bytes: u64, block_bytes: u32) -> Result<NullDevice, ConfigError> {
+        check_size(size_bytes, block_bytes)?;
+        Ok(NullDevice { geometry: Geometry::new(size_bytes, block_bytes) })
+    }
+}
+
+impl BlockDevice for NullDevice {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn read(&self, offset: u64, mut buf: BufMut) -> IoFuture<BufMut> {
+        let checked = self.geometry.check_transfer(offset, buf.len());
+        IoFuture::ready(checked.map(|()| {
+            buf.fill(0);
+            buf
+        }))
+    }
+
+    fn write(&self, offset: u64, data: Buf, _fua: bool) -> IoFuture<()> {
+        IoFuture::ready(self.geometry.check_transfer(offset, data.len()))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        IoFuture::ready(Ok(()))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        IoFuture::ready(self.geometry.check(offset, len))
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> IoFuture<()> {
+        IoFuture::ready(self.geometry.check(offset, len))
+    }
+}

@@ -1,0 +1,304 @@
+//! The command line: what each command takes, with its ranges and defaults.
+//!
+//! Devices, sizes and durations are read by the same functions as in the configuration file.
+//! Options that change a configuration are kept as text and judged together with the file, so
+//! that all mistakes are reported at once.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use flagstone_control::config::{Arguments, Config, Diagnostics};
+use flagstone_control::device_spec::DeviceSpec;
+use flagstone_control::units::{format_size, parse_block_size, parse_duration};
+
+use crate::logging::LogFormat;
+
+/// Version and commit, as `--version` prints them.
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("FLAGSTONE_COMMIT"), ")");
+
+/// Block storage whose performance you can predict, buy, protect and prove
+#[derive(Debug, Parser)]
+#[command(name = "flagstone", version = VERSION, propagate_version = false, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands that the program runs.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Say what is wrong with a configuration, without serving anything
+    Check(CheckArgs),
+    /// Print the completion script of a shell
+    Completions(CompletionsArgs),
+}
+
+/// Arguments of `flagstone check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// The configuration file
+    pub file: PathBuf,
+    /// Report as JSON on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `flagstone completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+/// Arguments of `flagstone serve`.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("source").args(["file", "volumes"]).required(true).multiple(true)))]
+pub struct ServeArgs {
+    /// The configuration file
+    pub file: Option<PathBuf>,
+    /// A volume, in addition to the file's (repeatable)
+    #[arg(long = "volume", value_name = "NAME=DEVICE")]
+    pub volumes: Vec<String>,
+    /// An address to serve on, in place of the file's (repeatable)
+    #[arg(long = "listen", value_name = "URL")]
+    pub listen: Vec<String>,
+    /// Executor threads
+    #[arg(long, value_name = "N")]
+    pub cores: Option<String>,
+    /// Hard ceiling of pooled I/O buffers
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<String>,
+    /// How I/O reaches the kernel: auto, io_uring or threads
+    #[arg(long, value_name = "DRIVER")]
+    pub driver: Option<String>,
+    /// Longest busy wait before an executor sleeps; 0 turns it off
+    #[arg(long, value_name = "DURATION")]
+    pub spin: Option<String>,
+    /// Form of the log on standard error; RUST_LOG says what is in it
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    pub log: LogFormat,
+}
+
+impl ServeArgs {
+    /// The configuration that these arguments and their file make.
+    ///
+    /// # Errors
+    /// Every mistake in them.
+    pub fn config(&self) -> Result<Config, Diagnostics> {
+        let arguments = Arguments {
+            volumes: self.volumes.clone(),
+            listen: self.listen.clone(),
+            cores: self.cores.clone(),
+            memory: self.memory.clone(),
+            driver: self.driver.clone(),
+            spin: self.spin.clone(),
+        };
+        match &self.file {
+            Some(file) => Config::read(file, &arguments),
+            None => Config::from_args(&arguments),
+        }
+    }
+}
+
+/// The order and kind of a load's requests, by fio's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Pattern {
+    /// Reads, one after the other
+    Read,
+    /// Writes, one after the other
+    Write,
+    /// Reads at random places
+    Randread,
+    /// Writes at random places
+    Randwrite,
+    /// Reads and writes, one after the other
+    #[value(alias = "rw")]
+    Readwrite,
+    /// Reads and writes at random places
+    Randrw,
+}
+
+impl Pattern {
+    /// Whether any request is a write.
+    pub fn writes(self) -> bool {
+        !matches!(self, Pattern::Read | Pattern::Randread)
+    }
+
+    /// Whether any request is a read.
+    pub fn reads(self) -> bool {
+        !matches!(self, Pattern::Write | Pattern::Randwrite)
+    }
+
+    /// Whether the places are random.
+    pub fn is_random(self) -> bool {
+        matches!(self, Pattern::Randread | Pattern::Randwrite | Pattern::Randrw)
+    }
+}
+
+/// Arguments of `flagstone load`.
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    /// The device: a path, memory:SIZE, null:SIZE, nvme-tcp://HOST:PORT/NQN, nbd://HOST:PORT/EXPORT
+    pub target: DeviceSpec,
+    /// Order and kind of the requests
+    #[arg(long, value_enum, value_name = "PATTERN")]
+    pub rw: Pattern,
+    /// Bytes of one request: a multiple of 512 up to 8MiB; as in fio, 4k is 4,096
+    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = request_bytes)]
+    pub bs: u32,
+    /// Requests in progress on each thread
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=8192))]
+    pub depth: u16,
+    /// How long; 10s if neither this nor --ios is given, and whichever ends first if both are
+    #[arg(long, value_name = "DURATION", value_parser = run_time)]
+    pub time: Option<Duration>,
+    /// How many requests, of all threads together
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub ios: Option<u64>,
+    /// Bytes of the device to use, from --offset on; all of it if not given
+    #[arg(long, value_name = "SIZE", value_parser = block_multiple)]
+    pub size: Option<u64>,
+    /// Where on the device to begin
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = block_multiple)]
+    pub offset: u64,
+    /// Executor threads, each with --depth requests in progress
+    #[arg(long, alias = "cores", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: u16,
+    /// Reads among a hundred requests, for readwrite and randrw
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub read_percent: u8,
+    /// Write a pattern and check it: finds lost, torn, stale and misplaced blocks
+    #[arg(long)]
+    pub verify: bool,
+    /// Seed of the places and the pattern; the same seed makes the same requests
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Connections or I/O queues to a remote device; one a thread if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub queues: Option<u16>,
+    /// Most requests a second, of all threads together; no limit if not given
+    #[arg(long, value_name = "IOPS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub rate: Option<u64>,
+    /// Results as JSON on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How long a load runs when neither `--time` nor `--ios` is given.
+pub const DEFAULT_LOAD_TIME: Duration = Duration::from_secs(10);
+
+/// Largest request of a load, in bytes: the largest that a server here can be configured to take
+/// over NVMe/TCP.
+pub const MAX_REQUEST_BYTES: u64 = 8 << 20;
+
+impl LoadArgs {
+    /// When to stop by the clock; `None` to stop by `--ios` alone.
+    pub fn run_time(&self) -> Option<Duration> {
+        match (self.time, self.ios) {
+            (None, None) => Some(DEFAULT_LOAD_TIME),
+            (time, _) => time,
+        }
+    }
+}
+
+fn request_bytes(text: &str) -> Result<u32, String> {
+    let bytes = block_multiple(text)?;
+    match u32::try_from(bytes) {
+        Ok(size) if (512..=MAX_REQUEST_BYTES).contains(&bytes) => Ok(size),
+        _ => Err(format!("write a size from 512 to {}", format_size(MAX_REQUEST_BYTES))),
+    }
+}
+
+fn block_multiple(text: &str) -> Result<u64, String> {
+    let bytes = parse_block_size(text).map_err(|error| error.to_string())?;
+    match bytes.is_multiple_of(512) {
+        true => Ok(bytes),
+        false => Err("write a multiple of 512, the smallest block".to_owned()),
+    }
+}
+
+fn run_time(text: &str) -> Result<Duration, String> {
+    match parse_duration(text) {
+        Ok(Duration::ZERO) => Err("write a duration longer than 0, such as 10s".to_owned()),
+        Ok(time) => Ok(time),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[derive(Debug, Parser)]
+    struct Serve {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    #[derive(Debug, Parser)]
+    struct Load {
+        #[command(flatten)]
+        args: LoadArgs,
+    }
+
+    fn load(line: &str) -> Result<LoadArgs, String> {
+        let words = std::iter::once("load").chain(line.split(' '));
+        Load::try_parse_from(words).map(|load| load.args).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_definitions_hold_together() {
+        Cli::command().debug_assert();
+        Serve::command().debug_assert();
+        Load::command().debug_assert();
+    }
+
+    #[test]
+    fn a_load_like_fios() {
+        let args = load("null:1TiB --rw randread --bs 4k --depth 32 --time 10s").expect("right");
+        assert_eq!(args.target, DeviceSpec::Null { size_bytes: 1 << 40 });
+        assert_eq!((args.bs, args.depth, args.threads), (4096, 32, 1));
+        assert_eq!(args.run_time(), Some(Duration::from_secs(10)));
+        assert!(args.rw.is_random() && args.rw.reads() && !args.rw.writes());
+        let args = load("./f --rw rw --cores 2 --ios 5 --offset 1m").expect("right");
+        assert_eq!((args.rw, args.threads, args.offset), (Pattern::Readwrite, 2, 1 << 20));
+        assert_eq!(args.run_time(), None);
+        let args = load("./f --rw write").expect("right");
+        assert_eq!(args.run_time(), Some(DEFAULT_LOAD_TIME));
+    }
+
+    #[test]
+    fn mistaken_loads_say_what_to_write() {
+        for (line, part) in [
+            ("nul:1TiB --rw read", "unknown kind of device"),
+            ("null:1TiB --rw random", "randread"),
+            ("null:1TiB --rw read --bs 4x", "unknown unit"),
+            ("null:1TiB --rw read --bs 1000", "multiple of 512"),
+            ("null:1TiB --rw read --bs 0", "from 512 to 8MiB"),
+            ("null:1TiB --rw read --bs 16m", "from 512 to 8MiB"),
+            ("null:1TiB --rw read --depth 0", "1..=8192"),
+            ("null:1TiB --rw read --time 0", "longer than 0"),
+            ("null:1TiB --rw read --time 10", "needs a unit"),
+            ("null:1TiB --rw read --read-percent 101", "0..=100"),
+            ("null:1TiB", "--rw"),
+        ] {
+            let error = load(line).expect_err(line);
+            assert!(error.contains(part), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn serving_without_a_file() {
+        let words = "serve --volume db=memory:1GiB --volume log=null:1TiB \
+                     --listen nvme-tcp://127.0.0.1:0 --cores 2 --log json";
+        let serve = Serve::try_parse_from(words.split_whitespace()).expect("right").args;
+        assert_eq!(serve.log, LogFormat::Json);
+        let config = serve.config().unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(config.volumes.len(), 2);
+        assert_eq!(config.server.cores, Some(2));
+        assert!(Serve::try_parse_from(["serve"]).is_err(), "nothing to serve");
+    }
+}

@@ -1,0 +1,71 @@
+//! `flagstone check FILE`: says what is wrong with a configuration, without serving anything.
+
+use std::io;
+
+use flagstone_control::config::{Arguments, Config, Diagnostics};
+use serde::Serialize;
+
+use crate::args::CheckArgs;
+use crate::exit::Exit;
+use crate::output::{complain, print, wants_color};
+
+/// Runs the command: mistakes go to standard error as text, or to standard output as JSON.
+pub fn run(args: &CheckArgs) -> Exit {
+    let name = args.file.display().to_string();
+    match (Config::read(&args.file, &Arguments::default()), args.json) {
+        (Ok(config), false) => print(&summary(&name, &config), Exit::Success),
+        (Ok(_), true) => print(&json(&name, None), Exit::Success),
+        (Err(diagnostics), false) => {
+            complain(&diagnostics.render(wants_color(&io::stderr())));
+            Exit::Usage
+        }
+        (Err(diagnostics), true) => print(&json(&name, Some(&diagnostics)), Exit::Usage),
+    }
+}
+
+fn summary(name: &str, config: &Config) -> String {
+    let counted = |count: usize, one: &str, many: &str| match count {
+        1 => format!("1 {one}"),
+        _ => format!("{count} {many}"),
+    };
+    format!(
+        "{name}: ok: {}, {}, {}\n",
+        counted(config.volumes.len(), "volume", "volumes"),
+        counted(config.subsystems.len(), "subsystem", "subsystems"),
+        counted(config.server.listen.len(), "address", "addresses"),
+    )
+}
+
+/// The report of `--json`, documented in `docs/cli.md`.
+#[derive(Serialize)]
+struct JsonReport<'a> {
+    file: &'a str,
+    ok: bool,
+    mistakes: Vec<JsonMistake<'a>>,
+}
+
+#[derive(Serialize)]
+struct JsonMistake<'a> {
+    line: Option<usize>,
+    column: Option<usize>,
+    message: &'a str,
+    help: &'a str,
+    note: Option<&'a str>,
+}
+
+fn json(file: &str, diagnostics: Option<&Diagnostics>) -> String {
+    let items = diagnostics.map_or(&[][..], Diagnostics::items);
+    let mistakes = items
+        .iter()
+        .map(|item| JsonMistake {
+            line: item.location.as_ref().map(|at| at.line),
+            column: item.location.as_ref().map(|at| at.column),
+            message: &item.message,
+            help: &item.help,
+            note: item.note.as_deref(),
+        })
+        .collect();
+    let report = JsonReport { file, ok: diagnostics.is_none(), mistakes };
+    let text = serde_json::to_string_pretty(&report).expect("strings and numbers are always JSON");
+    text + "\n"
+}

@@ -1,0 +1,9 @@
+//! The parts of the `flagstone` program: its arguments, one module a command, and what the
+//! commands share (exit codes, logs, output). `docs/cli.md` is checked against [`args`].
+
+pub mod args;
+pub mod check;
+pub mod completions;
+pub mod exit;
+pub mod logging;
+pub mod output;

@@ -1,0 +1,372 @@
+//! What takes more than one value to judge: names that collide, volumes that subsystems name,
+//! sizes that have to fit each other. Gives the finished [`Config`] when nothing was wrong.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::diagnostic::{Located, Place, Report};
+use super::model::{Backing, Config, Driver, Layer, Nbd, Nvme, Server, Subsystem, Volume};
+use super::reader::suggestion;
+use crate::device_spec::DeviceSpec;
+use crate::limits::MAX_SUGGESTED_NAMES;
+use crate::listen_spec::ListenSpec;
+use crate::names::Uuid;
+use crate::units::format_size;
+
+/// A configuration as read, each value with its place.
+pub(crate) struct RawConfig {
+    pub(crate) server: RawServer,
+    pub(crate) volumes: Vec<RawVolume>,
+    /// Volumes were written, but none that could be read.
+    pub(crate) volumes_mistaken: bool,
+    pub(crate) subsystems: Vec<RawSubsystem>,
+}
+
+pub(crate) struct RawServer {
+    pub(crate) listen: Option<Vec<Located<ListenSpec>>>,
+    pub(crate) cores: Option<u32>,
+    pub(crate) memory: Located<u64>,
+    pub(crate) driver: Driver,
+    pub(crate) spin: Duration,
+    pub(crate) in_capsule: Located<u64>,
+    pub(crate) mdts: Located<u64>,
+    pub(crate) max_request: Located<u64>,
+    pub(crate) nvme: Nvme,
+    pub(crate) nbd: Nbd,
+}
+
+pub(crate) struct RawVolume {
+    pub(crate) name: Located<String>,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) backing: Option<RawBacking>,
+    pub(crate) block_size: Option<Located<u64>>,
+    pub(crate) read_only: bool,
+    pub(crate) nqn: Option<Located<String>>,
+    pub(crate) uuid: Option<Located<Uuid>>,
+    pub(crate) serial: Option<Located<String>>,
+    pub(crate) allow_hosts: Option<Located<Vec<String>>>,
+    pub(crate) nbd_export: Option<Located<String>>,
+}
+
+pub(crate) struct RawBacking {
+    /// `None` for a single device.
+    pub(crate) chunk: Option<Located<u64>>,
+    pub(crate) devices: Vec<Located<DeviceSpec>>,
+}
+
+pub(crate) struct RawSubsystem {
+    pub(crate) name: Located<String>,
+    pub(crate) nqn: Option<Located<String>>,
+    pub(crate) serial: Option<Located<String>>,
+    pub(crate) namespaces: Vec<Located<String>>,
+    pub(crate) allow_hosts: Option<Located<Vec<String>>>,
+}
+
+/// Checks the whole. `None` when anything was wrong, here or while reading.
+pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
+    if raw.volumes.is_empty() && !raw.volumes_mistaken {
+        let help = "write a table [volume.NAME] with device = \"PATH\", or --volume NAME=DEVICE";
+        report.error(&Place::Whole, "there is no volume to serve", help);
+    }
+    let listen = listen_or_default(raw.server.listen.take());
+    check_listen(&listen, report);
+    check_sizes(&raw.server, &listen, report);
+    for volume in &raw.volumes {
+        check_blocks(volume, report);
+    }
+    check_volume_names(&raw, report);
+    check_devices(&raw.volumes, report);
+    let subsystems = resolve_subsystems(&raw, report);
+    if !report.is_empty() {
+        return None;
+    }
+    Some(Config {
+        server: finish_server(raw.server, listen),
+        volumes: raw.volumes.into_iter().map(finish_volume).collect::<Option<_>>()?,
+        subsystems,
+    })
+}
+
+/// Without a word about it the server is reachable from this machine alone: neither protocol
+/// asks who is there.
+fn listen_or_default(listen: Option<Vec<Located<ListenSpec>>>) -> Vec<Located<ListenSpec>> {
+    listen.unwrap_or_else(|| {
+        ["nvme-tcp://127.0.0.1:4420", "nbd://127.0.0.1:10809"]
+            .iter()
+            .filter_map(|text| text.parse().ok())
+            .map(|value| Located { value, place: Place::Whole })
+            .collect()
+    })
+}
+
+fn check_listen(listen: &[Located<ListenSpec>], report: &Report) {
+    for (index, second) in listen.iter().enumerate() {
+        let first = listen[..index].iter().find(|first| first.value.collides_with(&second.value));
+        if let Some(first) = first {
+            let message = format!("{} is already listened on", second.value);
+            let help = "give each its own port, or remove one (port 0 is any free one)";
+            let related = ("first given at", &first.place);
+            report.error_with(&second.place, message, help, related);
+        }
+    }
+}
+
+fn check_sizes(server: &RawServer, listen: &[Located<ListenSpec>], report: &Report) {
+    if server.in_capsule.value > server.mdts.value {
+        let (in_capsule, mdts) =
+            (format_size(server.in_capsule.value), format_size(server.mdts.value));
+        let message = format!("`in_capsule` ({in_capsule}) is more than `mdts` ({mdts})");
+        let help = format!("write at most {mdts}, or a larger `mdts`");
+        report.error(&server.in_capsule.place, message, help);
+    }
+    let serves_nvme = listen.iter().any(|one| matches!(one.value, ListenSpec::NvmeTcp(_)));
+    let serves_nbd = listen.iter().any(|one| !matches!(one.value, ListenSpec::NvmeTcp(_)));
+    for (served, key, largest) in [
+        (serves_nvme, "server.nvme.mdts", server.mdts.value),
+        (serves_nbd, "server.nbd.max_request", server.max_request.value),
+    ] {
+        if served && server.memory.value < 2 * largest {
+            let (memory, needed) = (format_size(server.memory.value), format_size(2 * largest));
+            let message = format!(
+                "`memory` ({memory}) is less than two requests of `{key}` ({})",
+                format_size(largest)
+            );
+            let help = format!("write memory = \"{needed}\" or more, or a smaller `{key}`");
+            report.error(&server.memory.place, message, help);
+        }
+    }
+}
+
+/// The device's size and the stripe's chunk are whole blocks.
+fn check_blocks(volume: &RawVolume, report: &Report) {
+    let (Some(backing), Some(block_size)) = (&volume.backing, &volume.block_size) else { return };
+    let block = block_size.value;
+    if let Some(chunk) = backing.chunk.as_ref().filter(|chunk| !chunk.value.is_multiple_of(block)) {
+        let message = format!("`chunk` ({}) is less than a block", format_size(chunk.value));
+        let help = format!("write a power of two from {}", format_size(block));
+        report.error_with(
+            &chunk.place,
+            message,
+            help,
+            ("the block size is given at", &block_size.place),
+        );
+    }
+    for device in &backing.devices {
+        let (DeviceSpec::Memory { size_bytes } | DeviceSpec::Null { size_bytes }) = device.value
+        else {
+            continue;
+        };
+        if !size_bytes.is_multiple_of(block) {
+            let message = format!("the size of {} is no multiple of `block_size`", device.value);
+            let whole = size_bytes - size_bytes % block;
+            let help = format!("write {}, or block_size = 512", format_size(whole));
+            let related = ("the block size is given at", &block_size.place);
+            report.error_with(&device.place, message, help, related);
+        }
+    }
+}
+
+/// Names given once: volumes (on the command line they may be repeated), exports, UUIDs.
+fn check_volume_names(raw: &RawConfig, report: &Report) {
+    let mut names = Once::new("volume name", "give it another name", report);
+    let mut exports = Once::new("NBD export", "write another nbd_export", report);
+    let mut uuids = Once::new("UUID", "write another uuid, or none to have one made", report);
+    for volume in &raw.volumes {
+        if !names.add(&volume.name.value, &volume.name.place) {
+            // What follows from the name is not reported again.
+            continue;
+        }
+        let export = volume.nbd_export.as_ref().unwrap_or(&volume.name);
+        exports.add(&export.value, &export.place);
+        if let Some(uuid) = &volume.uuid {
+            uuids.add(&uuid.value.to_string(), &uuid.place);
+        }
+    }
+}
+
+/// One disk or file under two volumes would be written by both.
+fn check_devices(volumes: &[RawVolume], report: &Report) {
+    let mut seen: BTreeMap<String, (&Place, bool)> = BTreeMap::new();
+    let mut names = BTreeSet::new();
+    // A volume given twice is reported as that.
+    let distinct = volumes.iter().filter(|volume| names.insert(&volume.name.value));
+    let backings = distinct.filter_map(|volume| Some((volume, volume.backing.as_ref()?)));
+    for (volume, backing) in backings {
+        for device in &backing.devices {
+            if matches!(device.value, DeviceSpec::Memory { .. } | DeviceSpec::Null { .. }) {
+                continue;
+            }
+            let name = device.value.to_string();
+            match seen.get(&name) {
+                Some((_, first_read_only)) if *first_read_only && volume.read_only => {}
+                Some((first, _)) => {
+                    let message = format!("{name} is used twice");
+                    let help = "give each volume its own device: two would overwrite each \
+                                other's data (sharing one is for volumes that are all read_only)";
+                    let related = ("first used at", *first);
+                    report.error_with(&device.place, message, help, related);
+                }
+                None => {
+                    seen.insert(name, (&device.place, volume.read_only));
+                }
+            }
+        }
+    }
+}
+
+/// The subsystems of the file, then one for each volume that is in none.
+fn resolve_subsystems(raw: &RawConfig, report: &Report) -> Vec<Subsystem> {
+    let mut nqns = Once::new("NQN", "write another nqn", report);
+    let mut owners: BTreeMap<usize, &Located<String>> = BTreeMap::new();
+    let mut subsystems = Vec::new();
+    // Of two volumes of one name, a mistake of its own, the first is meant.
+    let named = raw.volumes.iter().enumerate().rev();
+    let indices = named.map(|(index, volume)| (volume.name.value.as_str(), index)).collect();
+    for one in &raw.subsystems {
+        let mut namespaces = Vec::new();
+        for name in &one.namespaces {
+            let Some(index) = find_volume(&indices, name, report) else { continue };
+            match owners.get(&index) {
+                Some(first) => {
+                    let message = format!("volume `{}` is already in a subsystem", name.value);
+                    let help = "name each volume once";
+                    let related = ("first named at", &first.place);
+                    report.error_with(&name.place, message, help, related);
+                }
+                None => {
+                    owners.insert(index, name);
+                    refuse_own_subsystem(&raw.volumes[index], name, report);
+                }
+            }
+            namespaces.push(index);
+        }
+        let (name, nqn) = (&one.name, one.nqn.as_ref());
+        let mut subsystem = subsystem(raw, name, nqn, &one.serial, &one.allow_hosts, &mut nqns);
+        subsystem.namespaces = namespaces;
+        subsystems.push(subsystem);
+    }
+    let mut names = BTreeSet::new();
+    for (index, volume) in raw.volumes.iter().enumerate() {
+        let repeated = !names.insert(&volume.name.value);
+        if owners.contains_key(&index) || repeated {
+            continue;
+        }
+        let (name, nqn) = (&volume.name, volume.nqn.as_ref());
+        let (serial, hosts) = (&volume.serial, &volume.allow_hosts);
+        let mut subsystem = subsystem(raw, name, nqn, serial, hosts, &mut nqns);
+        subsystem.namespaces = vec![index];
+        subsystems.push(subsystem);
+    }
+    subsystems
+}
+
+fn find_volume(
+    indices: &BTreeMap<&str, usize>,
+    name: &Located<String>,
+    report: &Report,
+) -> Option<usize> {
+    let found = indices.get(name.value.as_str()).copied();
+    if found.is_none() {
+        let known: Vec<_> = indices.keys().copied().take(MAX_SUGGESTED_NAMES).collect();
+        let help = match known.len() {
+            0 => "write a table [volume.NAME] for it".to_owned(),
+            _ => suggestion(&name.value, &known),
+        };
+        report.error(&name.place, format!("there is no volume `{}`", name.value), help);
+    }
+    found
+}
+
+/// A volume within a subsystem has no NQN, serial number or hosts of its own.
+fn refuse_own_subsystem(volume: &RawVolume, named: &Located<String>, report: &Report) {
+    let own = [
+        ("nqn", volume.nqn.as_ref().map(|nqn| &nqn.place)),
+        ("serial", volume.serial.as_ref().map(|serial| &serial.place)),
+        ("allow_hosts", volume.allow_hosts.as_ref().map(|hosts| &hosts.place)),
+    ];
+    for (key, place) in own.into_iter().filter_map(|(key, place)| Some((key, place?))) {
+        let message = format!("`{key}` of a volume that a subsystem names has no effect");
+        let help = format!("move `{key}` to the subsystem's table");
+        report.error_with(place, message, help, ("the subsystem names it at", &named.place));
+    }
+}
+
+fn subsystem(
+    raw: &RawConfig,
+    name: &Located<String>,
+    nqn: Option<&Located<String>>,
+    serial: &Option<Located<String>>,
+    allow_hosts: &Option<Located<Vec<String>>>,
+    nqns: &mut Once<'_>,
+) -> Subsystem {
+    let default = || Located {
+        value: format!("{}:{}", raw.server.nvme.nqn_prefix, name.value),
+        place: name.place.clone(),
+    };
+    let nqn = nqn.cloned().unwrap_or_else(default);
+    nqns.add(&nqn.value, &nqn.place);
+    Subsystem {
+        name: name.value.clone(),
+        nqn: nqn.value,
+        serial: serial.as_ref().map(|serial| serial.value.clone()),
+        namespaces: Vec::new(),
+        allow_hosts: allow_hosts.as_ref().map(|hosts| hosts.value.clone()),
+    }
+}
+
+/// Names of one kind, each of which may be given once.
+struct Once<'a> {
+    what: &'static str,
+    help: &'static str,
+    seen: BTreeMap<String, Place>,
+    report: &'a Report,
+}
+
+impl<'a> Once<'a> {
+    fn new(what: &'static str, help: &'static str, report: &'a Report) -> Once<'a> {
+        Once { what, help, seen: BTreeMap::new(), report }
+    }
+
+    /// Whether the name is new.
+    fn add(&mut self, name: &str, place: &Place) -> bool {
+        if let Some(first) = self.seen.get(name) {
+            let message = format!("{} `{name}` is given twice", self.what);
+            self.report.error_with(place, message, self.help, ("first given at", first));
+            return false;
+        }
+        self.seen.insert(name.to_owned(), place.clone());
+        true
+    }
+}
+
+fn finish_server(raw: RawServer, listen: Vec<Located<ListenSpec>>) -> Server {
+    // The ranges of the schema keep all three below 2^32.
+    let (in_capsule, mdts) = (raw.in_capsule.value as u32, raw.mdts.value as u32);
+    Server {
+        listen: listen.into_iter().map(|one| one.value).collect(),
+        cores: raw.cores,
+        memory_bytes: raw.memory.value,
+        driver: raw.driver,
+        spin: raw.spin,
+        nvme: Nvme { in_capsule_bytes: in_capsule, mdts_bytes: mdts, ..raw.nvme },
+        nbd: Nbd { max_request_bytes: raw.max_request.value as u32, ..raw.nbd },
+    }
+}
+
+fn finish_volume(raw: RawVolume) -> Option<Volume> {
+    let backing = raw.backing?;
+    let mut devices = backing.devices.into_iter().map(|device| device.value);
+    let backing = match backing.chunk {
+        Some(chunk) => Backing::Stripe { chunk_bytes: chunk.value, devices: devices.collect() },
+        None => Backing::Device(devices.next()?),
+    };
+    Some(Volume {
+        nbd_export: raw.nbd_export.map_or_else(|| raw.name.value.clone(), |name| name.value),
+        name: raw.name.value,
+        layers: raw.layers,
+        backing,
+        block_size_bytes: raw.block_size.map(|size| size.value as u32),
+        read_only: raw.read_only,
+        uuid: raw.uuid.map(|uuid| uuid.value),
+    })
+}

@@ -1,0 +1,212 @@
+//! A configuration that has been checked: what the daemon runs.
+
+use std::time::Duration;
+
+use crate::device_spec::DeviceSpec;
+use crate::listen_spec::ListenSpec;
+use crate::names::Uuid;
+
+/// A whole configuration, valid in itself. Whether its devices exist and its addresses are free
+/// is found out when they are opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// What holds for the whole process.
+    pub server: Server,
+    /// The volumes, in the order of the file; at least one.
+    pub volumes: Vec<Volume>,
+    /// The NVMe subsystems: those of the file, then one for each volume that is in none of them.
+    /// Every volume is a namespace of exactly one.
+    pub subsystems: Vec<Subsystem>,
+}
+
+/// `[server]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// Addresses to serve on; at least one, no two the same.
+    pub listen: Vec<ListenSpec>,
+    /// Executor threads; `None` for one a CPU.
+    pub cores: Option<u32>,
+    /// Hard ceiling of pooled I/O buffers, in bytes.
+    pub memory_bytes: u64,
+    /// How I/O reaches the kernel.
+    pub driver: Driver,
+    /// Longest busy wait before an executor sleeps; zero turns it off.
+    pub spin: Duration,
+    /// What NVMe/TCP hosts are offered.
+    pub nvme: Nvme,
+    /// What NBD clients are offered.
+    pub nbd: Nbd,
+}
+
+/// How I/O reaches the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Driver {
+    /// io_uring where it is allowed, else threads.
+    Auto,
+    /// io_uring, or refuse to start.
+    IoUring,
+    /// Plain system calls on threads.
+    Threads,
+}
+
+/// `[server.nvme]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Nvme {
+    /// Begins the NQNs that are not given: `PREFIX:NAME`.
+    pub nqn_prefix: String,
+    /// Largest in-capsule data, in bytes: a multiple of 4,096, at most `mdts_bytes`.
+    pub in_capsule_bytes: u32,
+    /// I/O queues of one controller, 1 to 128.
+    pub max_queues: u16,
+    /// Entries of one I/O queue, 2 to 1,024.
+    pub queue_depth: u16,
+    /// Largest transfer of one command, in bytes: a power of two.
+    pub mdts_bytes: u32,
+    /// Connections of all hosts together.
+    pub max_connections: u32,
+    /// Whether header digests are given to hosts that ask.
+    pub header_digest: bool,
+    /// Whether data digests are given to hosts that ask.
+    pub data_digest: bool,
+    /// Keep alive timeout of hosts that ask for none; zero: never.
+    pub keep_alive: Duration,
+    /// From accept to a completed Connect.
+    pub handshake_timeout: Duration,
+    /// Longest standstill in the middle of a PDU, in either direction.
+    pub stall_timeout: Duration,
+}
+
+/// `[server.nbd]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Nbd {
+    /// Connections of all clients together.
+    pub max_connections: u32,
+    /// Requests of one connection in progress, 1 to 1,024.
+    pub queue_depth: u16,
+    /// Largest read or write, in bytes: a power of two.
+    pub max_request_bytes: u32,
+    /// From accept to the end of negotiation.
+    pub handshake_timeout: Duration,
+    /// Longest standstill in the middle of a request or reply.
+    pub stall_timeout: Duration,
+    /// Longest time without a request; zero: no limit.
+    pub idle_timeout: Duration,
+}
+
+/// `[volume.NAME]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    /// Its name.
+    pub name: String,
+    /// The layers from the host's side down, in the order of the file.
+    pub layers: Vec<Layer>,
+    /// What the last layer stands on.
+    pub backing: Backing,
+    /// 512 or 4,096; `None` for the device's own.
+    pub block_size_bytes: Option<u32>,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// The namespace's UUID, if given.
+    pub uuid: Option<Uuid>,
+    /// The name of its NBD export.
+    pub nbd_export: String,
+}
+
+/// A layer of a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Layer {
+    /// Makes requests wait.
+    Delay(Delay),
+    /// Fails requests.
+    Fault(Fault),
+}
+
+/// `delay = { … }`: what is added to each request; zero adds nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delay {
+    /// To each read.
+    pub read: Duration,
+    /// To each write.
+    pub write: Duration,
+    /// To each flush.
+    pub flush: Duration,
+    /// To each discard and write of zeroes.
+    pub discard: Duration,
+    /// To each of them, evenly spread from zero to this.
+    pub jitter: Duration,
+}
+
+/// `fault = { … }`: every so many requests of a kind, one fails; `None`: none does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Of reads.
+    pub read_error_every: Option<u64>,
+    /// Of writes.
+    pub write_error_every: Option<u64>,
+    /// Of flushes.
+    pub flush_error_every: Option<u64>,
+    /// Of discards and writes of zeroes.
+    pub discard_error_every: Option<u64>,
+    /// Requests of any kind that pass before the counting begins.
+    pub after: u64,
+}
+
+/// What stores a volume's data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Backing {
+    /// One device.
+    Device(DeviceSpec),
+    /// Several as one.
+    Stripe {
+        /// Bytes on one device before the next one's turn: a power of two.
+        chunk_bytes: u64,
+        /// 2 to 64 devices.
+        devices: Vec<DeviceSpec>,
+    },
+}
+
+impl Backing {
+    /// The devices, one or more.
+    pub fn devices(&self) -> &[DeviceSpec] {
+        match self {
+            Backing::Device(device) => std::slice::from_ref(device),
+            Backing::Stripe { devices, .. } => devices,
+        }
+    }
+}
+
+/// An NVMe subsystem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subsystem {
+    /// Its name in the file: that of its table, or of its only volume.
+    pub name: String,
+    /// Its NQN; no two are the same.
+    pub nqn: String,
+    /// Its serial number, if given.
+    pub serial: Option<String>,
+    /// Indices into [`Config::volumes`]; the first is namespace 1.
+    pub namespaces: Vec<usize>,
+    /// Hosts that may connect; `None` for every host.
+    pub allow_hosts: Option<Vec<String>>,
+}
+
+impl Config {
+    /// The UUID of the volume at `index`: the one given, or one made of `machine` (what tells
+    /// this machine from others, such as the machine id), the subsystem's NQN and the volume's
+    /// name, the same at every start.
+    pub fn volume_uuid(&self, index: usize, machine: &[u8]) -> Uuid {
+        let volume = &self.volumes[index];
+        let subsystem = self.subsystems.iter().find(|one| one.namespaces.contains(&index));
+        let nqn = subsystem.map_or("", |subsystem| &subsystem.nqn);
+        let derived = || Uuid::derived(&[machine, nqn.as_bytes(), volume.name.as_bytes()]);
+        volume.uuid.unwrap_or_else(derived)
+    }
+}
+
+impl Subsystem {
+    /// The serial number given, or one made of `machine` and the NQN, the same at every start.
+    pub fn serial_number(&self, machine: &[u8]) -> String {
+        let derived = || Uuid::derived(&[machine, self.nqn.as_bytes()]).serial();
+        self.serial.clone().unwrap_or_else(derived)
+    }
+}

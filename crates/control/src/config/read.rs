@@ -1,0 +1,286 @@
+//! From the tables of the file to values with their places. What can be judged of one value alone
+//! is judged here; what takes several is in [`super::check`].
+
+use toml_edit::Item;
+
+use super::check::{RawBacking, RawConfig, RawServer, RawSubsystem, RawVolume};
+use super::diagnostic::{Located, Place, Report};
+use super::model::{Delay, Driver, Fault, Layer, Nbd, Nvme};
+use super::reader::{Reader, bare, place_of, suggestion};
+use super::schema::{self, Section};
+use crate::device_spec::DeviceSpec;
+use crate::limits::{
+    MAX_ALLOWED_HOSTS, MAX_LISTEN, MAX_NAMESPACES, MAX_NQN_PREFIX_BYTES, MAX_STRIPE_DEVICES,
+    MAX_VOLUMES,
+};
+use crate::listen_spec::ListenSpec;
+use crate::names::{self, NameError, Uuid};
+
+/// The tables that a file may have.
+const ROOT: [&str; 3] = ["server", "volume", "subsystem"];
+
+/// Reads the whole file.
+pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
+    for (name, _) in root.iter().filter(|(name, _)| !ROOT.contains(name)) {
+        let span = root.key(name).and_then(|key| key.span());
+        let message = format!("unknown table `{}`", bare(name));
+        report.error(&place_of(span, &Place::Whole), message, suggestion(name, &ROOT));
+    }
+    let key_place = |name| place_of(root.key(name).and_then(|key| key.span()), &Place::Whole);
+    let server = root
+        .get("server")
+        .and_then(|item| Reader::new(&schema::SERVER, "server", item, key_place("server"), report))
+        .unwrap_or_else(|| Reader::absent(&schema::SERVER, report));
+    let volumes = named_tables(root.get("volume"), "volume", &schema::VOLUME, report);
+    let subsystems = named_tables(root.get("subsystem"), "subsystem", &schema::SUBSYSTEM, report);
+    RawConfig {
+        server: read_server(&server),
+        volumes_mistaken: root.contains_key("volume"),
+        volumes: volumes.into_iter().map(|(name, reader)| read_volume(name, &reader)).collect(),
+        subsystems: subsystems
+            .into_iter()
+            .map(|(name, reader)| read_subsystem(name, &reader))
+            .collect(),
+    }
+}
+
+/// The configuration of an empty file.
+pub(crate) fn read_nothing(report: &Report) -> RawConfig {
+    read_root(&toml_edit::Table::new(), report)
+}
+
+/// The tables `[kind.NAME]`, in the order of the file.
+fn named_tables<'a>(
+    item: Option<&'a Item>,
+    kind: &str,
+    schema: &'static Section,
+    report: &'a Report,
+) -> Vec<(Located<String>, Reader<'a>)> {
+    let Some(item) = item else { return Vec::new() };
+    let Some(parent) = item.as_table_like() else {
+        let help = format!("write one table for each: [{kind}.NAME]");
+        let message = format!("`{kind}` is not a table of tables");
+        report.error(&place_of(item.span(), &Place::Whole), message, help);
+        return Vec::new();
+    };
+    let mut tables = Vec::new();
+    for (name, item) in parent.iter() {
+        let span = parent.key(name).and_then(|key| key.span());
+        let place = place_of(span, &Place::Whole);
+        if let Err(error) = names::check_volume_name(name) {
+            report.error(&place, format!("bad name in [{kind}.{}]", bare(name)), error);
+        }
+        let title = format!("{kind}.{}", bare(name));
+        if let Some(reader) = Reader::new(schema, &title, item, place.clone(), report) {
+            tables.push((Located { value: name.to_owned(), place }, reader));
+        }
+    }
+    if let Some((name, _)) = tables.get(MAX_VOLUMES) {
+        let help = format!("write at most {MAX_VOLUMES}");
+        report.error(&name.place, format!("too many {kind}s: {}", tables.len()), help);
+    }
+    tables
+}
+
+fn read_server(reader: &Reader<'_>) -> RawServer {
+    let report = reader.report();
+    let nvme = reader
+        .table("nvme", "server.nvme")
+        .unwrap_or_else(|| Reader::absent(&schema::NVME, report));
+    let nbd =
+        reader.table("nbd", "server.nbd").unwrap_or_else(|| Reader::absent(&schema::NBD, report));
+    let listen = reader.list("listen", MAX_LISTEN, str::parse::<ListenSpec>);
+    if let Some(empty) = listen.as_ref().filter(|list| list.written == 0) {
+        let help = "write at least one address, such as \"nvme-tcp://0.0.0.0:4420\"";
+        report.error(&empty.place, "nothing to listen on", help);
+    }
+    RawServer {
+        listen: listen.map(|list| list.entries),
+        cores: reader.count("cores").map(|n| n.value as u32),
+        memory: reader.size_or_default("memory"),
+        driver: driver(&reader.choice("driver")),
+        spin: reader.time_or_default("spin"),
+        in_capsule: nvme.size_or_default("in_capsule"),
+        mdts: nvme.size_or_default("mdts"),
+        max_request: nbd.size_or_default("max_request"),
+        nvme: read_nvme(&nvme),
+        nbd: read_nbd(&nbd),
+    }
+}
+
+/// The driver that a word of the schema's names.
+pub(crate) fn driver(word: &str) -> Driver {
+    match word {
+        "io_uring" => Driver::IoUring,
+        "threads" => Driver::Threads,
+        _ => Driver::Auto,
+    }
+}
+
+/// The sizes are left at zero: they are checked against each other first.
+fn read_nvme(reader: &Reader<'_>) -> Nvme {
+    Nvme {
+        nqn_prefix: reader
+            .parsed("nqn_prefix", parse_nqn_prefix)
+            .map_or_else(|| names::DEFAULT_NQN_PREFIX.to_owned(), |prefix| prefix.value),
+        in_capsule_bytes: 0,
+        max_queues: reader.count_or_default("max_queues") as u16,
+        queue_depth: reader.count_or_default("queue_depth") as u16,
+        mdts_bytes: 0,
+        max_connections: reader.count_or_default("max_connections") as u32,
+        header_digest: reader.flag("header_digest"),
+        data_digest: reader.flag("data_digest"),
+        keep_alive: reader.time_or_default("keep_alive"),
+        handshake_timeout: reader.time_or_default("handshake_timeout"),
+        stall_timeout: reader.time_or_default("stall_timeout"),
+    }
+}
+
+fn parse_nqn_prefix(text: &str) -> Result<String, NameError> {
+    if text.len() > MAX_NQN_PREFIX_BYTES {
+        return Err(NameError::NqnTooLong(text.len()));
+    }
+    names::check_nqn(&format!("{text}:x")).map(|()| text.to_owned())
+}
+
+fn read_nbd(reader: &Reader<'_>) -> Nbd {
+    Nbd {
+        max_connections: reader.count_or_default("max_connections") as u32,
+        queue_depth: reader.count_or_default("queue_depth") as u16,
+        max_request_bytes: 0,
+        handshake_timeout: reader.time_or_default("handshake_timeout"),
+        stall_timeout: reader.time_or_default("stall_timeout"),
+        idle_timeout: reader.time_or_default("idle_timeout"),
+    }
+}
+
+fn read_volume(name: Located<String>, reader: &Reader<'_>) -> RawVolume {
+    let title = format!("volume.{}", name.value);
+    RawVolume {
+        layers: read_layers(reader, &title),
+        backing: read_backing(reader, &title),
+        block_size: reader.size("block_size"),
+        read_only: reader.flag("read_only"),
+        nqn: reader.parsed("nqn", parse_subsystem_nqn),
+        uuid: reader.parsed("uuid", str::parse::<Uuid>),
+        serial: reader.parsed("serial", parse_serial),
+        allow_hosts: read_hosts(reader),
+        nbd_export: reader
+            .parsed("nbd_export", |text| names::check_export_name(text).map(|()| text.to_owned())),
+        name,
+    }
+}
+
+fn parse_subsystem_nqn(text: &str) -> Result<String, NameError> {
+    names::check_subsystem_nqn(text).map(|()| text.to_owned())
+}
+
+fn parse_serial(text: &str) -> Result<String, NameError> {
+    names::check_serial(text).map(|()| text.to_owned())
+}
+
+fn read_hosts(reader: &Reader<'_>) -> Option<Located<Vec<String>>> {
+    let parse = |text: &str| names::check_nqn(text).map(|()| text.to_owned());
+    reader.list("allow_hosts", MAX_ALLOWED_HOSTS, parse).map(|list| Located {
+        value: list.entries.into_iter().map(|entry| entry.value).collect(),
+        place: list.place,
+    })
+}
+
+/// The layers in the order of their keys. One below the device is a mistake: nothing is there.
+fn read_layers(reader: &Reader<'_>, title: &str) -> Vec<Layer> {
+    let mut layers = Vec::new();
+    let mut bottom = None;
+    for (key, place) in reader.keys_in_order() {
+        match key {
+            "device" | "stripe" => bottom = bottom.or(Some((key, place))),
+            "delay" | "fault" => {
+                if let Some((device, device_place)) = &bottom {
+                    let message =
+                        format!("`{key}` comes after `{device}`, which is the last layer");
+                    let help = format!(
+                        "move `{key}` above `{device}`: layers run in the order they are written, \
+                         from the host's side to the device"
+                    );
+                    let related = ("the device is given at", device_place);
+                    reader.report().error_with(&place, message, help, related);
+                }
+                if let Some(table) = reader.table(key, &format!("{title}.{key}")) {
+                    layers.push(read_layer(key, &table));
+                }
+            }
+            _ => {}
+        }
+    }
+    layers
+}
+
+fn read_layer(key: &str, reader: &Reader<'_>) -> Layer {
+    if key == "delay" {
+        return Layer::Delay(Delay {
+            read: reader.time_or_default("read"),
+            write: reader.time_or_default("write"),
+            flush: reader.time_or_default("flush"),
+            discard: reader.time_or_default("discard"),
+            jitter: reader.time_or_default("jitter"),
+        });
+    }
+    let every = |name| reader.count(name).map(|n| n.value);
+    Layer::Fault(Fault {
+        read_error_every: every("read_error_every"),
+        write_error_every: every("write_error_every"),
+        flush_error_every: every("flush_error_every"),
+        discard_error_every: every("discard_error_every"),
+        after: reader.count_or_default("after"),
+    })
+}
+
+fn read_backing(reader: &Reader<'_>, title: &str) -> Option<RawBacking> {
+    let report = reader.report();
+    if reader.has("device") && reader.has("stripe") {
+        let place = reader.key_place("stripe");
+        let related = ("the device is given at", &reader.key_place("device"));
+        let message = format!("[{title}] has both `device` and `stripe`");
+        report.error_with(&place, message, "keep one of them: either is the last layer", related);
+    }
+    if reader.has("device") {
+        let device = reader.parsed("device", str::parse::<DeviceSpec>)?;
+        return Some(RawBacking { chunk: None, devices: vec![device] });
+    }
+    if !reader.has("stripe") {
+        let help = "write what stores its data, such as device = \"/dev/nvme0n1\" or \
+                    device = \"memory:1GiB\"";
+        report.error(reader.place(), format!("[{title}] has no device"), help);
+        return None;
+    }
+    let stripe = reader.table("stripe", &format!("{title}.stripe"))?;
+    let chunk = stripe.size_or_default("chunk");
+    if !stripe.has("devices") {
+        let help = "write devices = [\"/dev/nvme0n1\", \"/dev/nvme1n1\"]";
+        report.error(stripe.place(), format!("[{title}.stripe] has no devices"), help);
+    }
+    let devices = stripe.list("devices", MAX_STRIPE_DEVICES, str::parse::<DeviceSpec>)?;
+    if devices.written < 2 {
+        let message = format!("a stripe over {} device", devices.written);
+        let help = "write at least two devices, or device = \"…\" in place of the stripe";
+        report.error(&devices.place, message, help);
+    }
+    Some(RawBacking { chunk: Some(chunk), devices: devices.entries })
+}
+
+fn read_subsystem(name: Located<String>, reader: &Reader<'_>) -> RawSubsystem {
+    let parse = |text: &str| names::check_volume_name(text).map(|()| text.to_owned());
+    let namespaces = reader.list("namespaces", MAX_NAMESPACES, parse);
+    if namespaces.as_ref().is_none_or(|list| list.written == 0) {
+        let message = format!("[subsystem.{}] has no namespaces", name.value);
+        let help = "write namespaces = [\"VOLUME\", …] with the names of its volumes";
+        reader.report().error(reader.place(), message, help);
+    }
+    RawSubsystem {
+        nqn: reader.parsed("nqn", parse_subsystem_nqn),
+        serial: reader.parsed("serial", parse_serial),
+        namespaces: namespaces.map(|list| list.entries).unwrap_or_default(),
+        allow_hosts: read_hosts(reader),
+        name,
+    }
+}

@@ -1,0 +1,490 @@
+//! Every key of the configuration file: its kind, range, default and meaning, in one table.
+//!
+//! The parser accepts what is in this table and nothing else, takes ranges and defaults from it,
+//! and `docs/configuration.md` is checked against it by a test, so the three cannot differ.
+
+use std::time::Duration;
+
+use crate::units::{format_duration, format_size};
+
+/// A table of the file.
+#[derive(Debug)]
+pub struct Section {
+    /// As in the file, `NAME` standing for a name that the user chooses.
+    pub path: &'static str,
+    /// Its keys.
+    pub keys: &'static [Key],
+}
+
+/// A key of a table.
+#[derive(Debug)]
+pub struct Key {
+    /// As in the file.
+    pub name: &'static str,
+    /// What its value is.
+    pub kind: Kind,
+    /// The value when it is absent, without quotes; empty when there is none, and then `about`
+    /// says what happens.
+    pub default: &'static str,
+    /// What it does.
+    pub about: &'static str,
+}
+
+/// What a value is, and its range.
+#[derive(Debug)]
+pub enum Kind {
+    /// `true` or `false`.
+    Flag,
+    /// A whole number.
+    Count {
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+    },
+    /// A size in bytes: text with a unit, or a whole number.
+    Size {
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+        /// What else it has to be.
+        rule: SizeRule,
+    },
+    /// A duration: text with a unit.
+    Time {
+        /// Shortest.
+        min: Duration,
+        /// Longest.
+        max: Duration,
+    },
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A text of this form.
+    Text(&'static str),
+    /// A list of texts of this form.
+    List(&'static str),
+    /// A table with keys of its own.
+    Table(&'static Section),
+}
+
+/// What a size has to be, besides in range.
+#[derive(Debug)]
+pub enum SizeRule {
+    /// A multiple of so many bytes.
+    MultipleOf(u64),
+    /// A power of two.
+    PowerOfTwo,
+    /// Either of two sizes: the least or the most.
+    MinOrMax,
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const MINUTE_MS: u64 = 60_000;
+const DAY_MS: u64 = 24 * 60 * MINUTE_MS;
+const EVERY: Kind = Kind::Count { min: 1, max: 1_000_000_000 };
+
+const fn key(name: &'static str, kind: Kind, default: &'static str, about: &'static str) -> Key {
+    Key { name, kind, default, about }
+}
+
+const fn time(min_ms: u64, max_ms: u64) -> Kind {
+    Kind::Time { min: Duration::from_millis(min_ms), max: Duration::from_millis(max_ms) }
+}
+
+/// `[server]`
+pub static SERVER: Section = Section {
+    path: "server",
+    keys: &[
+        key(
+            "listen",
+            Kind::List("listen address"),
+            "",
+            "Addresses to serve on: `nvme-tcp://ADDRESS:PORT`, `nbd://ADDRESS:PORT`, `nbd+unix:///PATH`. Port 0 is any free one. Default: `[\"nvme-tcp://127.0.0.1:4420\", \"nbd://127.0.0.1:10809\"]`, this machine alone.",
+        ),
+        key(
+            "cores",
+            Kind::Count { min: 1, max: 1024 },
+            "",
+            "Executor threads. Default: one for each CPU the process may use.",
+        ),
+        key(
+            "memory",
+            Kind::Size { min: 16 * MIB, max: 1024 * GIB, rule: SizeRule::MultipleOf(MIB) },
+            "256MiB",
+            "Hard ceiling of the pooled I/O buffers of all connections together. At least twice the largest request of each protocol served (`mdts`, `max_request`).",
+        ),
+        key(
+            "driver",
+            Kind::Choice(&["auto", "io_uring", "threads"]),
+            "auto",
+            "How I/O reaches the kernel. `auto` takes io_uring where the kernel and the container allow it.",
+        ),
+        key(
+            "spin",
+            time(0, 1),
+            "50us",
+            "Longest busy wait before an executor sleeps, taken only while it pays. 0 turns it off.",
+        ),
+        key("nvme", Kind::Table(&NVME), "", "What NVMe/TCP hosts are offered."),
+        key("nbd", Kind::Table(&NBD), "", "What NBD clients are offered."),
+    ],
+};
+
+/// `[server.nvme]`
+pub static NVME: Section = Section {
+    path: "server.nvme",
+    keys: &[
+        key(
+            "nqn_prefix",
+            Kind::Text("NQN"),
+            "nqn.2026-01.io.flagstone",
+            "Begins the NQN of every volume and subsystem that does not give one: `PREFIX:NAME`.",
+        ),
+        key(
+            "in_capsule",
+            Kind::Size { min: 0, max: 256 * KIB, rule: SizeRule::MultipleOf(4 * KIB) },
+            "64KiB",
+            "Largest write whose data comes with its command, without a round trip to ask for it. At most `mdts`.",
+        ),
+        key("max_queues", Kind::Count { min: 1, max: 128 }, "128", "I/O queues of one controller."),
+        key("queue_depth", Kind::Count { min: 2, max: 1024 }, "1024", "Entries of one I/O queue."),
+        key(
+            "mdts",
+            Kind::Size { min: 64 * KIB, max: 8 * MIB, rule: SizeRule::PowerOfTwo },
+            "1MiB",
+            "Largest data transfer of one command.",
+        ),
+        key(
+            "max_connections",
+            Kind::Count { min: 1, max: 65536 },
+            "1024",
+            "Connections (queues) of all hosts together.",
+        ),
+        key(
+            "header_digest",
+            Kind::Flag,
+            "true",
+            "Whether a host that asks for header digests gets them.",
+        ),
+        key(
+            "data_digest",
+            Kind::Flag,
+            "true",
+            "Whether a host that asks for data digests gets them.",
+        ),
+        key(
+            "keep_alive",
+            time(0, DAY_MS),
+            "2m",
+            "Keep alive timeout of a host that asks for none. 0: such a host is kept for ever.",
+        ),
+        key(
+            "handshake_timeout",
+            time(100, 10 * MINUTE_MS),
+            "10s",
+            "From accepting a connection to its completed Connect command.",
+        ),
+        key(
+            "stall_timeout",
+            time(100, DAY_MS),
+            "30s",
+            "A peer that neither finishes a PDU it began nor takes what it is sent is dropped after this.",
+        ),
+    ],
+};
+
+/// `[server.nbd]`
+pub static NBD: Section = Section {
+    path: "server.nbd",
+    keys: &[
+        key(
+            "max_connections",
+            Kind::Count { min: 1, max: 65536 },
+            "256",
+            "Connections of all clients together.",
+        ),
+        key(
+            "queue_depth",
+            Kind::Count { min: 1, max: 1024 },
+            "128",
+            "Requests of one connection in progress; more wait in its socket.",
+        ),
+        key(
+            "max_request",
+            Kind::Size { min: 64 * KIB, max: 32 * MIB, rule: SizeRule::PowerOfTwo },
+            "32MiB",
+            "Largest read or write of one request.",
+        ),
+        key(
+            "handshake_timeout",
+            time(100, 10 * MINUTE_MS),
+            "10s",
+            "From accepting a connection to the end of its negotiation.",
+        ),
+        key(
+            "stall_timeout",
+            time(100, DAY_MS),
+            "30s",
+            "A peer that neither finishes a request it began nor takes what it is sent is dropped after this.",
+        ),
+        key(
+            "idle_timeout",
+            time(0, DAY_MS),
+            "0",
+            "A connection without a request for so long is closed. 0: never.",
+        ),
+    ],
+};
+
+/// `[volume.NAME]`
+pub static VOLUME: Section = Section {
+    path: "volume.NAME",
+    keys: &[
+        key("delay", Kind::Table(&DELAY), "", "A layer that makes requests wait."),
+        key("fault", Kind::Table(&FAULT), "", "A layer that fails requests."),
+        key(
+            "device",
+            Kind::Text("device"),
+            "",
+            "What stores the data: a path, `memory:SIZE`, `null:SIZE`, `nvme-tcp://HOST:PORT/NQN`, `nbd://HOST:PORT/EXPORT`. Last of the layers. This or `stripe` is required.",
+        ),
+        key("stripe", Kind::Table(&STRIPE), "", "Several devices as one, in place of `device`."),
+        key(
+            "block_size",
+            Kind::Size { min: 512, max: 4096, rule: SizeRule::MinOrMax },
+            "",
+            "Logical block size that hosts see. Default: that of the device, 4096 for a file.",
+        ),
+        key(
+            "read_only",
+            Kind::Flag,
+            "false",
+            "Refuse writes, and open the device for reading alone.",
+        ),
+        key(
+            "nqn",
+            Kind::Text("NQN"),
+            "",
+            "NQN of the volume's own subsystem. Default: `nqn_prefix:NAME`.",
+        ),
+        key(
+            "uuid",
+            Kind::Text("UUID"),
+            "",
+            "UUID by which hosts know the namespace again. Default: made from this machine's identity, the NQN and the name, the same at every start.",
+        ),
+        key(
+            "serial",
+            Kind::Text("serial number"),
+            "",
+            "Serial number of the volume's own subsystem, at most 20 characters. Default: made from this machine's identity and the NQN.",
+        ),
+        key(
+            "allow_hosts",
+            Kind::List("NQN"),
+            "",
+            "Hosts that may connect over NVMe/TCP, by NQN. Default: every host. An empty list: none. NBD has no host names and is not restricted by it.",
+        ),
+        key(
+            "nbd_export",
+            Kind::Text("export name"),
+            "",
+            "Name of the NBD export. Default: the volume's name.",
+        ),
+    ],
+};
+
+/// `delay = { … }`
+pub static DELAY: Section = Section {
+    path: "volume.NAME.delay",
+    keys: &[
+        key("read", time(0, MINUTE_MS), "0", "Added to each read."),
+        key("write", time(0, MINUTE_MS), "0", "Added to each write."),
+        key("flush", time(0, MINUTE_MS), "0", "Added to each flush."),
+        key("discard", time(0, MINUTE_MS), "0", "Added to each discard and each write of zeroes."),
+        key(
+            "jitter",
+            time(0, MINUTE_MS),
+            "0",
+            "Added to each of these, evenly spread between 0 and this.",
+        ),
+    ],
+};
+
+/// `fault = { … }`
+pub static FAULT: Section = Section {
+    path: "volume.NAME.fault",
+    keys: &[
+        key("read_error_every", EVERY, "", "Every so many reads, one fails. Default: none does."),
+        key("write_error_every", EVERY, "", "Every so many writes, one fails. Default: none does."),
+        key(
+            "flush_error_every",
+            EVERY,
+            "",
+            "Every so many flushes, one fails. Default: none does.",
+        ),
+        key(
+            "discard_error_every",
+            EVERY,
+            "",
+            "Every so many discards and writes of zeroes, one fails. Default: none does.",
+        ),
+        key(
+            "after",
+            Kind::Count { min: 0, max: 1_000_000_000 },
+            "0",
+            "Requests of any kind that pass before the counting begins.",
+        ),
+    ],
+};
+
+/// `stripe = { … }`
+pub static STRIPE: Section = Section {
+    path: "volume.NAME.stripe",
+    keys: &[
+        key(
+            "chunk",
+            Kind::Size { min: 512, max: GIB, rule: SizeRule::PowerOfTwo },
+            "64KiB",
+            "Bytes on one device before the next one's turn. At least `block_size`.",
+        ),
+        key("devices", Kind::List("device"), "", "The devices, 2 to 64, in their order. Required."),
+    ],
+};
+
+/// `[subsystem.NAME]`
+pub static SUBSYSTEM: Section = Section {
+    path: "subsystem.NAME",
+    keys: &[
+        key("nqn", Kind::Text("NQN"), "", "The subsystem's NQN. Default: `nqn_prefix:NAME`."),
+        key(
+            "serial",
+            Kind::Text("serial number"),
+            "",
+            "Its serial number, at most 20 characters. Default: made from this machine's identity and the NQN.",
+        ),
+        key(
+            "namespaces",
+            Kind::List("volume name"),
+            "",
+            "The volumes in it, the first as namespace 1 and so on. Required. A volume named here has no subsystem of its own.",
+        ),
+        key(
+            "allow_hosts",
+            Kind::List("NQN"),
+            "",
+            "Hosts that may connect, by NQN. Default: every host. An empty list: none.",
+        ),
+    ],
+};
+
+/// Every table of the file, in the order of the documentation.
+pub static SECTIONS: [&Section; 8] =
+    [&SERVER, &NVME, &NBD, &VOLUME, &DELAY, &FAULT, &STRIPE, &SUBSYSTEM];
+
+impl Section {
+    /// The key called `name`.
+    pub fn key(&self, name: &str) -> Option<&'static Key> {
+        self.keys.iter().find(|key| key.name == name)
+    }
+
+    /// The section's keys as a table of Markdown.
+    pub fn markdown(&self) -> String {
+        let mut out = String::from(
+            "| key | value | range | default | meaning |\n| --- | --- | --- | --- | --- |\n",
+        );
+        for key in self.keys {
+            let default = match key.default {
+                "" => String::new(),
+                text => format!("`{}`", key.kind.as_toml(text)),
+            };
+            let (kind, range) = (key.kind.noun(), key.kind.range());
+            out += &format!("| `{}` | {kind} | {range} | {default} | {} |\n", key.name, key.about);
+        }
+        out
+    }
+}
+
+impl Kind {
+    /// What it is, in a word.
+    pub fn noun(&self) -> String {
+        match self {
+            Kind::Flag => "flag".into(),
+            Kind::Count { .. } => "number".into(),
+            Kind::Size { .. } => "size".into(),
+            Kind::Time { .. } => "duration".into(),
+            Kind::Choice(_) => "word".into(),
+            Kind::Text(form) => (*form).into(),
+            Kind::List(form) => format!("list of {form}s"),
+            Kind::Table(_) => "table".into(),
+        }
+    }
+
+    /// The values it may have, for people; empty when its form says all.
+    pub fn range(&self) -> String {
+        match self {
+            Kind::Flag => "true or false".into(),
+            Kind::Count { min, max } => format!("{min} to {max}"),
+            Kind::Size { min, max, rule } => {
+                let (min, max) = (format_size(*min), format_size(*max));
+                match rule {
+                    SizeRule::MultipleOf(unit) => {
+                        format!("{min} to {max}, a multiple of {}", format_size(*unit))
+                    }
+                    SizeRule::PowerOfTwo => format!("{min} to {max}, a power of two"),
+                    SizeRule::MinOrMax => format!("{min} or {max}"),
+                }
+            }
+            Kind::Time { min, max } => {
+                format!("{} to {}", format_duration(*min), format_duration(*max))
+            }
+            Kind::Choice(words) => {
+                words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
+            }
+            Kind::Text(_) | Kind::List(_) | Kind::Table(_) => String::new(),
+        }
+    }
+
+    /// What to write, for the help of a diagnostic.
+    pub fn expected(&self) -> String {
+        match self {
+            Kind::Flag => "write true or false, without quotes".into(),
+            Kind::Count { .. } => format!("write a whole number from {}", self.range()),
+            Kind::Size { min, max, .. } => {
+                let example = format_size((*min).max(4096).min(*max));
+                format!("write a size such as \"{example}\": {}", self.range())
+            }
+            Kind::Time { max, .. } => {
+                format!("write a duration such as \"{}\": {}", format_duration(*max), self.range())
+            }
+            Kind::Choice(words) => {
+                let words: Vec<_> = words.iter().map(|word| format!("\"{word}\"")).collect();
+                format!("write one of {}", words.join(", "))
+            }
+            Kind::Text(form) => format!("write a text in quotes: {}", article(form)),
+            Kind::List(form) => {
+                format!("write a list of texts: [\"…\", \"…\"], each {}", article(form))
+            }
+            Kind::Table(section) => {
+                let names: Vec<_> = section.keys.iter().map(|key| key.name).collect();
+                format!("write a table: {{ … }} with any of {}", names.join(", "))
+            }
+        }
+    }
+
+    /// A value of this kind as it stands in the file.
+    pub fn as_toml(&self, text: &str) -> String {
+        match self {
+            Kind::Flag | Kind::Count { .. } => text.to_owned(),
+            _ => format!("\"{text}\""),
+        }
+    }
+}
+
+fn article(noun: &str) -> String {
+    let vowel = noun.starts_with(['a', 'e', 'i', 'o', 'N']);
+    format!("{} {noun}", if vowel { "an" } else { "a" })
+}

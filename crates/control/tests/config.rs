@@ -1,0 +1,344 @@
+//! The configuration as its users meet it: broken files and the exact text they get, the
+//! documentation against the parser, and hostile bytes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use flagstone_control::config::schema::{Kind, SECTIONS};
+use flagstone_control::config::{Arguments, Backing, Config, Delay, Driver, Fault, Layer};
+use flagstone_control::units::format_size;
+use proptest::prelude::*;
+
+fn crate_dir() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn docs_dir() -> PathBuf {
+    crate_dir().join("../../docs")
+}
+
+/// Compares `actual` with a file in the repository; with UPDATE_GOLDEN=1, writes it instead.
+fn assert_golden(path: &Path, actual: &str) {
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(path, actual).expect("the golden file can be written");
+    }
+    let expected = fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        expected == actual,
+        "{} differs (UPDATE_GOLDEN=1 writes it); now:\n{actual}",
+        path.display()
+    );
+}
+
+#[test]
+fn broken_files_get_exactly_these_messages() {
+    let mut count = 0;
+    for entry in fs::read_dir(crate_dir().join("tests/broken")).expect("the directory exists") {
+        let path = entry.expect("it can be listed").path();
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("it can be read");
+        let diagnostics = Config::parse("flagstone.toml", &text).expect_err("it is broken");
+        assert_golden(&path.with_extension("txt"), &diagnostics.render(false));
+        count += 1;
+    }
+    assert!(count >= 12, "only {count} broken files");
+}
+
+#[test]
+fn mistakes_on_the_command_line_are_all_found() {
+    let arguments = Arguments {
+        volumes: ["db", "a b=memory:1GiB", "x=nul:1GiB", "y=/dev/sda", "y=/dev/sda"]
+            .map(String::from)
+            .to_vec(),
+        listen: vec!["tcp://0.0.0.0".into(), "nbd://127.0.0.1:1".into(), "nbd://0.0.0.0:1".into()],
+        cores: Some("none".into()),
+        memory: Some("64k".into()),
+        driver: Some("aio".into()),
+        spin: Some("1h".into()),
+    };
+    let diagnostics = Config::from_args(&arguments).expect_err("it is broken");
+    let path = crate_dir().join("tests/broken/command_line.txt");
+    assert_golden(&path, &diagnostics.render(false));
+}
+
+#[test]
+fn colours_are_only_where_asked_for() {
+    let diagnostics = Config::parse("f.toml", "[volume.a]\n").expect_err("it is broken");
+    assert!(!diagnostics.render(false).contains('\x1b'));
+    let coloured = diagnostics.render(true);
+    assert!(coloured.contains("\x1b[1;31merror:\x1b[0m"), "{coloured}");
+}
+
+#[test]
+fn the_documentation_is_what_the_parser_accepts() {
+    let path = docs_dir().join("configuration.md");
+    let mut text = fs::read_to_string(&path).expect("docs/configuration.md exists");
+    for section in SECTIONS {
+        let begin = format!("<!-- keys of {} -->\n", section.path);
+        let end = "<!-- end of keys -->";
+        let start = text.find(&begin).unwrap_or_else(|| panic!("{begin} is missing")) + begin.len();
+        let length = text[start..].find(end).expect("the end of the keys is marked");
+        text.replace_range(start..start + length, &section.markdown());
+    }
+    assert_golden(&path, &text);
+}
+
+#[test]
+fn examples_of_the_documentation_are_valid() {
+    let example = docs_dir().join("examples/flagstone.toml");
+    let config = Config::read(&example, &Arguments::default()).unwrap_or_else(|e| panic!("{e}"));
+    assert!(config.volumes.len() >= 3);
+
+    let text = fs::read_to_string(docs_dir().join("configuration.md")).expect("it exists");
+    let mut examples = 0;
+    for example in text.split("```toml\n").skip(1) {
+        let (example, _) = example.split_once("```").expect("the example ends");
+        Config::parse("configuration.md", example).unwrap_or_else(|e| panic!("{e}"));
+        examples += 1;
+    }
+    assert!(examples >= 2, "only {examples} examples");
+}
+
+/// A file that writes `key` of the section at `path`, and is otherwise the least there is.
+fn file_with(path: &str, key: &str, value: &str) -> String {
+    let volume = "[volume.NAME]\ndevice = \"/dev/nvme0n1\"\n";
+    match path {
+        "volume.NAME" => format!("{volume}{key} = {value}\n"),
+        "volume.NAME.stripe" => {
+            format!("[volume.NAME]\nstripe = {{ devices = [\"/a\", \"/b\"], {key} = {value} }}\n")
+        }
+        "volume.NAME.delay" | "volume.NAME.fault" => {
+            let layer = path.rsplit('.').next().expect("it has a last part");
+            format!("[volume.NAME]\n{layer} = {{ {key} = {value} }}\ndevice = \"/a\"\n")
+        }
+        "subsystem.NAME" => {
+            format!("{volume}[subsystem.NAME]\nnamespaces = [\"NAME\"]\n{key} = {value}\n")
+        }
+        _ => format!("[{path}]\n{key} = {value}\n{volume}"),
+    }
+}
+
+/// Values at and just beyond the ends of each documented range, and the defaults written out.
+#[test]
+fn ranges_and_defaults_are_what_the_schema_says() {
+    for (section, key) in SECTIONS.iter().flat_map(|s| s.keys.iter().map(move |k| (s, k))) {
+        let parse = |value: &str| Config::parse("f", &file_with(section.path, key.name, value));
+        let (inside, outside) = match &key.kind {
+            Kind::Flag => (vec!["true".into(), "false".into()], vec!["1".into()]),
+            Kind::Count { min, max } => (
+                vec![min.to_string(), max.to_string()],
+                vec![(i128::from(*min) - 1).to_string(), (max + 1).to_string()],
+            ),
+            Kind::Size { min, max, .. } => (
+                vec![max.to_string(), format!("\"{}\"", format_size(*max))],
+                vec![
+                    (max + 1).to_string(),
+                    (max * 2).to_string(),
+                    (i128::from(*min) - 1).to_string(),
+                ],
+            ),
+            Kind::Time { max, .. } => {
+                let text = |time: Duration| format!("\"{}ms\"", time.as_millis());
+                (vec![text(*max)], vec![text(*max + Duration::from_millis(1)), "1".into()])
+            }
+            Kind::Choice(words) => {
+                (words.iter().map(|word| format!("\"{word}\"")).collect(), vec!["\"x\"".into()])
+            }
+            Kind::Text(_) | Kind::List(_) | Kind::Table(_) => continue,
+        };
+        // The largest capsule and the smallest memory need their partners; tested on their own.
+        let paired = matches!(key.name, "in_capsule");
+        for value in inside.iter().filter(|_| !paired) {
+            if let Err(error) = parse(value) {
+                panic!("{} = {value} in {}: {error}", key.name, section.path);
+            }
+        }
+        for value in outside {
+            assert!(parse(&value).is_err(), "{} = {value} in {}", key.name, section.path);
+        }
+        if !key.default.is_empty() {
+            let bare = parse(&key.kind.as_toml(key.default)).unwrap_or_else(|e| panic!("{e}"));
+            let other = match section.path {
+                "volume.NAME.stripe" => file_with(section.path, "chunk", "\"64KiB\""),
+                "volume.NAME.delay" => file_with(section.path, "read", "0"),
+                "volume.NAME.fault" => file_with(section.path, "after", "0"),
+                _ => file_with("server.nbd", "idle_timeout", "0"),
+            };
+            let absent = Config::parse("f", &other).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(bare, absent, "{} = {} is the default", key.name, key.default);
+        }
+    }
+}
+
+#[test]
+fn the_order_of_keys_is_the_order_of_layers() {
+    let parse = |text: &str| Config::parse("f", text).unwrap_or_else(|e| panic!("{e}"));
+    let one = parse("[volume.a]\ndelay.read = \"1ms\"\nfault.after = 7\ndevice = \"/a\"");
+    let other = parse("[volume.a]\nfault.after = 7\ndelay.read = \"1ms\"\ndevice = \"/a\"");
+    let ms = Duration::from_millis(1);
+    let zero = Duration::ZERO;
+    let delay =
+        Layer::Delay(Delay { read: ms, write: zero, flush: zero, discard: zero, jitter: zero });
+    let fault = Layer::Fault(Fault {
+        read_error_every: None,
+        write_error_every: None,
+        flush_error_every: None,
+        discard_error_every: None,
+        after: 7,
+    });
+    assert_eq!(one.volumes[0].layers, [delay.clone(), fault.clone()]);
+    assert_eq!(other.volumes[0].layers, [fault, delay]);
+}
+
+#[test]
+fn every_volume_is_in_one_subsystem() {
+    let config = Config::parse(
+        "f",
+        "[volume.a]\ndevice = \"/a\"\n[volume.b]\ndevice = \"/b\"\nserial = \"B1\"\n\
+         [volume.c]\ndevice = \"/c\"\n[subsystem.both]\nnamespaces = [\"c\", \"a\"]\n",
+    )
+    .unwrap_or_else(|e| panic!("{e}"));
+    let seen: Vec<_> =
+        config.subsystems.iter().map(|s| (s.nqn.as_str(), s.namespaces.as_slice())).collect();
+    assert_eq!(
+        seen,
+        [("nqn.2026-01.io.flagstone:both", &[2, 0][..]), ("nqn.2026-01.io.flagstone:b", &[1][..])]
+    );
+    assert_eq!(config.subsystems[1].serial_number(b"machine"), "B1");
+    assert_eq!(config.subsystems[0].serial_number(b"machine").len(), 20);
+    assert_ne!(config.volume_uuid(0, b"machine"), config.volume_uuid(2, b"machine"));
+    assert_ne!(config.volume_uuid(0, b"machine"), config.volume_uuid(0, b"another"));
+}
+
+#[test]
+fn the_command_line_stands_over_the_file() {
+    let arguments = Arguments {
+        volumes: vec!["b=memory:1GiB".into()],
+        listen: vec!["nbd://127.0.0.1:0".into()],
+        cores: Some("3".into()),
+        memory: Some("1GiB".into()),
+        driver: Some("threads".into()),
+        spin: Some("0".into()),
+    };
+    let text = "[server]\ncores = 1\n[volume.a]\ndevice = \"/a\"\n";
+    let config = Config::parse_with("f", text, &arguments).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(config.server.cores, Some(3));
+    assert_eq!(config.server.memory_bytes, 1 << 30);
+    assert_eq!(config.server.driver, Driver::Threads);
+    assert_eq!(config.server.spin, Duration::ZERO);
+    assert_eq!(config.server.listen.len(), 1);
+    let names: Vec<_> = config.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!(names, ["a", "b"]);
+    assert!(matches!(config.volumes[1].backing, Backing::Device(_)));
+}
+
+#[test]
+fn a_file_that_cannot_be_read_says_so() {
+    let missing = Config::read(Path::new("no/such/file.toml"), &Arguments::default());
+    let text = missing.expect_err("there is no such file").to_string();
+    assert!(text.starts_with("no/such/file.toml: error: cannot read"), "{text}");
+}
+
+#[test]
+fn deep_and_wide_files_are_survived() {
+    for text in [
+        "[".repeat(100_000),
+        format!("a = {}", "[".repeat(100_000)),
+        format!("a = {}", "{b=".repeat(50_000)),
+        "a.".repeat(100_000),
+        (0..40_000).map(|n| format!("[volume.a{n}]\n")).collect(),
+        (0..20_000).map(|n| format!("[volume.a{n}]\n")).collect::<String>()
+            + "[subsystem.s]\nnamespaces = ["
+            + &"\"none\", ".repeat(20_000)
+            + "]",
+        "[server]\n".to_owned() + &(0..5000).map(|n| format!("k{n} = 1\n")).collect::<String>(),
+    ] {
+        let diagnostics = Config::parse("f", &text).expect_err("it is broken");
+        assert!(diagnostics.items().len() <= 100);
+        assert!(diagnostics.render(true).len() < 100_000);
+    }
+}
+
+/// Pieces that make something near a configuration, so that the checks behind the parser are
+/// reached and not its first line alone.
+fn near_configuration() -> impl Strategy<Value = String> {
+    let word = prop_oneof![
+        Just("server"),
+        Just("volume"),
+        Just("subsystem"),
+        Just("nvme"),
+        Just("nbd"),
+        Just("a"),
+        Just("listen"),
+        Just("memory"),
+        Just("mdts"),
+        Just("in_capsule"),
+        Just("device"),
+        Just("stripe"),
+        Just("chunk"),
+        Just("devices"),
+        Just("delay"),
+        Just("fault"),
+        Just("read"),
+        Just("namespaces"),
+        Just("block_size"),
+        Just("nqn"),
+        Just("uuid"),
+        Just("\"\u{1b}é\""),
+    ];
+    let value = prop_oneof![
+        Just("1".to_owned()),
+        Just("-1".to_owned()),
+        Just("true".to_owned()),
+        Just("1.5".to_owned()),
+        Just("\"64KiB\"".to_owned()),
+        Just("\"/dev/sda\"".to_owned()),
+        Just("\"1ms\"".to_owned()),
+        Just("[\"/a\", 1, \"memory:1GiB\"]".to_owned()),
+        Just("1979-05-27".to_owned()),
+        Just("{ read = \"1ms\", devices = [\"a\", \"b\"] }".to_owned()),
+        Just("{}".to_owned()),
+        Just("[]".to_owned()),
+        Just("9223372036854775807".to_owned()),
+        "\"\\PC{0,30}\"",
+    ];
+    let line = prop_oneof![
+        (word.clone(), word.clone()).prop_map(|(a, b)| format!("[{a}.{b}]")),
+        word.clone().prop_map(|a| format!("[{a}]")),
+        word.clone().prop_map(|a| format!("[[{a}]]")),
+        (word.clone(), value.clone()).prop_map(|(a, b)| format!("{a} = {b}")),
+        (word.clone(), word, value).prop_map(|(a, b, c)| format!("{a}.{b} = {c}")),
+    ];
+    proptest::collection::vec(line, 0..12).prop_map(|lines| lines.join("\n"))
+}
+
+fn survives(text: &str) {
+    if let Err(diagnostics) = Config::parse("f", text) {
+        assert!(!diagnostics.items().is_empty(), "a refusal has a reason");
+        let shown = diagnostics.render(false);
+        let harmless = |c: char| !c.is_control() || c == '\n' || c == '\t';
+        assert!(shown.chars().all(harmless), "{shown:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn any_text_is_survived(text in any::<String>()) {
+        survives(&text);
+    }
+
+    #[test]
+    fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        survives(&String::from_utf8_lossy(&bytes));
+    }
+
+    #[test]
+    fn anything_near_a_configuration_is_survived(text in near_configuration()) {
+        survives(&text);
+    }
+}

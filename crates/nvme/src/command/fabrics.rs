@@ -1,0 +1,489 @@
+//! Fabrics commands: opcode 7Fh, on any queue (Base 6).
+
+use super::{Cqe, FLAGS_SGL, Sqe};
+use crate::limits::CONNECT_DATA_BYTES;
+use crate::nqn::{Nqn, NqnError};
+use crate::opcode::FabricsType;
+use crate::property::{Property, PropertySize};
+use crate::sgl::SglDescriptor;
+use crate::status::Status;
+use crate::wire::{U16, U32, U64, wire};
+use core::mem::offset_of;
+
+/// Connect: any controller of the subsystem, made for this host (dynamic controller model).
+pub const CONTROLLER_ID_DYNAMIC: u16 = 0xffff;
+/// Connect: any controller of the subsystem with what the host left there (static model).
+pub const CONTROLLER_ID_STATIC: u16 = 0xfffe;
+/// The largest identifier of a controller: FFF0h and above are reserved.
+pub const CONTROLLER_ID_MAX: u16 = 0xffef;
+
+wire! {
+    /// Connect, the command (Base 6.3).
+    pub struct ConnectCommand [64] {
+        /// 7Fh.
+        0 => pub opcode: u8,
+        /// Bits 7:6 01b, the rest reserved.
+        1 => pub flags: u8,
+        /// Command identifier.
+        2 => pub cid: U16,
+        /// 01h.
+        4 => pub fabrics_type: u8,
+        #[doc(hidden)]
+        5 => pub _reserved5: [u8; 19],
+        /// Where its data is: in the capsule.
+        24 => pub data: SglDescriptor,
+        /// RECFMT: record format, 0.
+        40 => pub record_format: U16,
+        /// QID: queue to make, 0 is the admin queue.
+        42 => pub qid: U16,
+        /// SQSIZE: entries of the queue, 0's based; 0 is invalid.
+        44 => pub sqsize_0based: U16,
+        /// CATTR: bit 2 disables flow control of the submission queue.
+        46 => pub attributes: u8,
+        #[doc(hidden)]
+        47 => pub _reserved47: u8,
+        /// KATO: keep alive timeout, milliseconds; 0 is none. Of the admin queue alone.
+        48 => pub keep_alive_ms: U32,
+        #[doc(hidden)]
+        52 => pub _reserved52: [u8; 12],
+    }
+
+    /// Connect, the data (Base 6.3).
+    pub struct ConnectData [1024] {
+        /// HOSTID: 128 bits, not 0.
+        0 => pub host_id: [u8; 16],
+        /// CNTLID: controller wanted.
+        16 => pub controller_id: U16,
+        #[doc(hidden)]
+        18 => pub _reserved18: [u8; 238],
+        /// SUBNQN: subsystem to connect to.
+        256 => pub subnqn: [u8; 256],
+        /// HOSTNQN: who connects.
+        512 => pub hostnqn: [u8; 256],
+        #[doc(hidden)]
+        768 => pub _reserved768: [u8; 256],
+    }
+
+    /// Property Get and Property Set (Base 6.5, 6.6).
+    pub struct PropertyCommand [64] {
+        /// 7Fh.
+        0 => pub opcode: u8,
+        /// Bits 7:6 01b, the rest reserved.
+        1 => pub flags: u8,
+        /// Command identifier.
+        2 => pub cid: U16,
+        /// 04h get, 00h set.
+        4 => pub fabrics_type: u8,
+        #[doc(hidden)]
+        5 => pub _reserved5: [u8; 35],
+        /// ATTRIB: size code in bits 2:0.
+        40 => pub attributes: u8,
+        #[doc(hidden)]
+        41 => pub _reserved41: [u8; 3],
+        /// OFST: byte offset of the property.
+        44 => pub offset: U32,
+        /// VALUE, of a set; in its low 4 bytes when the property has 4.
+        48 => pub value: U64,
+        #[doc(hidden)]
+        56 => pub _reserved56: [u8; 8],
+    }
+
+    /// Authentication Send and Receive (Base 6.1, 6.2).
+    pub struct AuthenticationCommand [64] {
+        /// 7Fh.
+        0 => pub opcode: u8,
+        /// Bits 7:6 01b, the rest reserved.
+        1 => pub flags: u8,
+        /// Command identifier.
+        2 => pub cid: U16,
+        /// 05h send, 06h receive.
+        4 => pub fabrics_type: u8,
+        #[doc(hidden)]
+        5 => pub _reserved5: [u8; 19],
+        /// Where its data is.
+        24 => pub data: SglDescriptor,
+        #[doc(hidden)]
+        40 => pub _reserved40: u8,
+        /// SPSP0: 01h.
+        41 => pub specific0: u8,
+        /// SPSP1: 01h.
+        42 => pub specific1: u8,
+        /// SECP: security protocol, E9h.
+        43 => pub protocol: u8,
+        /// TL or AL: length sent, or room to receive, bytes.
+        44 => pub data_bytes: U32,
+        #[doc(hidden)]
+        48 => pub _reserved48: [u8; 16],
+    }
+}
+
+/// Connect: CATTR bit 2, no flow control of the submission queue.
+const DISABLE_FLOW_CONTROL: u8 = 1 << 2;
+/// Security protocol of NVMe in Authentication Send and Receive.
+pub const AUTHENTICATION_PROTOCOL: u8 = 0xe9;
+
+/// A field of Connect that has an invalid value: what Connect Invalid Parameters points at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectField {
+    /// Queue identifier.
+    Qid,
+    /// Queue size.
+    SqSize,
+    /// Attributes.
+    Attributes,
+    /// Keep alive timeout.
+    KeepAlive,
+    /// Host identifier.
+    HostId,
+    /// Controller identifier.
+    ControllerId,
+    /// Name of the subsystem.
+    SubNqn,
+    /// Name of the host.
+    HostNqn,
+}
+
+impl ConnectField {
+    /// Result of the completion, dword 0: IPO, the field's byte, in bits 15:0 and IATTR, whether
+    /// it is in the data, in bit 16.
+    #[must_use]
+    pub const fn result(self) -> u32 {
+        const IN_DATA: u32 = 1 << 16;
+        match self {
+            Self::Qid => offset_of!(ConnectCommand, qid) as u32,
+            Self::SqSize => offset_of!(ConnectCommand, sqsize_0based) as u32,
+            Self::Attributes => offset_of!(ConnectCommand, attributes) as u32,
+            Self::KeepAlive => offset_of!(ConnectCommand, keep_alive_ms) as u32,
+            Self::HostId => offset_of!(ConnectData, host_id) as u32 | IN_DATA,
+            Self::ControllerId => offset_of!(ConnectData, controller_id) as u32 | IN_DATA,
+            Self::SubNqn => offset_of!(ConnectData, subnqn) as u32 | IN_DATA,
+            Self::HostNqn => offset_of!(ConnectData, hostnqn) as u32 | IN_DATA,
+        }
+    }
+
+    /// The completion of command `cid` that says so.
+    #[must_use]
+    pub fn completion(self, cid: u16) -> Cqe {
+        let status = Status::CONNECT_INVALID_PARAMETERS.dnr();
+        Cqe::with_result(cid, status, u64::from(self.result()))
+    }
+}
+
+impl ConnectCommand {
+    /// The command as a Connect; its opcode and type are the caller's to check.
+    #[must_use]
+    pub fn of(command: &Sqe) -> &Self {
+        zerocopy::transmute_ref!(command)
+    }
+
+    /// Connect of queue `qid` with `entries` entries (2 to 65,536), 1024 bytes of data in the
+    /// capsule; flow control of the submission queue is off unless `flow_control`.
+    /// `keep_alive_ms` is for the admin queue, 0 is none. `None` when `entries` is out of range.
+    #[must_use]
+    pub fn new(
+        cid: u16,
+        qid: u16,
+        entries: u32,
+        keep_alive_ms: u32,
+        flow_control: bool,
+    ) -> Option<Self> {
+        if !(2..=0x1_0000).contains(&entries) {
+            return None;
+        }
+        Some(Self {
+            opcode: FabricsType::OPCODE,
+            flags: FLAGS_SGL,
+            cid: U16::new(cid),
+            fabrics_type: FabricsType::CONNECT.0,
+            data: SglDescriptor::in_capsule(CONNECT_DATA_BYTES as u32),
+            qid: U16::new(qid),
+            sqsize_0based: U16::new((entries - 1) as u16),
+            attributes: if flow_control { 0 } else { DISABLE_FLOW_CONTROL },
+            keep_alive_ms: U32::new(keep_alive_ms),
+            ..Self::default()
+        })
+    }
+
+    /// The command as any other.
+    #[must_use]
+    pub fn command(self) -> Sqe {
+        zerocopy::transmute!(self)
+    }
+
+    /// Whether the host keeps no count of free entries in the submission queue: SQHD of
+    /// completions is then reserved.
+    #[must_use]
+    pub const fn disables_flow_control(&self) -> bool {
+        self.attributes & DISABLE_FLOW_CONTROL != 0
+    }
+
+    /// Checks what needs no knowledge of subsystem or controller: record format and queue size.
+    ///
+    /// # Errors
+    ///
+    /// The completion that refuses it.
+    pub fn check(&self) -> Result<(), Cqe> {
+        if self.record_format.get() != 0 {
+            let status = Status::CONNECT_INCOMPATIBLE_FORMAT.dnr();
+            return Err(Cqe::new(self.cid.get(), status));
+        }
+        if self.sqsize_0based.get() == 0 {
+            return Err(ConnectField::SqSize.completion(self.cid.get()));
+        }
+        Ok(())
+    }
+}
+
+impl ConnectData {
+    /// The data that host `hostnqn` with `host_id` connects to controller `controller_id` of
+    /// `subnqn` with.
+    #[must_use]
+    pub fn new(host_id: [u8; 16], controller_id: u16, subnqn: &Nqn, hostnqn: &Nqn) -> Self {
+        Self {
+            host_id,
+            controller_id: U16::new(controller_id),
+            subnqn: subnqn.to_field(),
+            hostnqn: hostnqn.to_field(),
+            ..Self::default()
+        }
+    }
+
+    /// The subsystem's name.
+    ///
+    /// # Errors
+    ///
+    /// Why the field is no name: Connect Invalid Parameters, [`ConnectField::SubNqn`].
+    pub fn subnqn(&self) -> Result<Nqn, NqnError> {
+        Nqn::from_field(&self.subnqn)
+    }
+
+    /// The host's name.
+    ///
+    /// # Errors
+    ///
+    /// Why the field is no name: Connect Invalid Parameters, [`ConnectField::HostNqn`].
+    pub fn hostnqn(&self) -> Result<Nqn, NqnError> {
+        Nqn::from_field(&self.hostnqn)
+    }
+
+    /// Checks names and host identifier, and gives the names: subsystem, host.
+    ///
+    /// # Errors
+    ///
+    /// The first field in order of the structure that has no valid value.
+    pub fn check(&self) -> Result<(Nqn, Nqn), ConnectField> {
+        if self.host_id == [0; 16] {
+            return Err(ConnectField::HostId);
+        }
+        let subnqn = self.subnqn().map_err(|_| ConnectField::SubNqn)?;
+        let hostnqn = self.hostnqn().map_err(|_| ConnectField::HostNqn)?;
+        Ok((subnqn, hostnqn))
+    }
+}
+
+/// Result of a Connect that succeeded (Base 6.3.1), dword 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectResult {
+    /// The controller that the queue belongs to.
+    pub controller_id: u16,
+    /// ATR: authentication is required before other commands.
+    pub authentication_required: bool,
+    /// ASCR: authentication and a secure channel are required.
+    pub secure_channel_required: bool,
+}
+
+impl ConnectResult {
+    /// The completion's dword 0.
+    #[must_use]
+    pub const fn to_dw0(self) -> u32 {
+        self.controller_id as u32
+            | (self.authentication_required as u32) << 17
+            | (self.secure_channel_required as u32) << 18
+    }
+
+    /// Reads it from the completion's dword 0.
+    #[must_use]
+    pub const fn from_dw0(dw0: u32) -> Self {
+        Self {
+            controller_id: dw0 as u16,
+            authentication_required: dw0 & (1 << 17) != 0,
+            secure_channel_required: dw0 & (1 << 18) != 0,
+        }
+    }
+}
+
+impl PropertyCommand {
+    /// The command as a Property Get or Set; its opcode and type are the caller's to check.
+    #[must_use]
+    pub fn of(command: &Sqe) -> &Self {
+        zerocopy::transmute_ref!(command)
+    }
+
+    /// Property Get.
+    #[must_use]
+    pub fn get(cid: u16, property: Property, size: PropertySize) -> Self {
+        Self {
+            opcode: FabricsType::OPCODE,
+            flags: FLAGS_SGL,
+            cid: U16::new(cid),
+            fabrics_type: FabricsType::PROPERTY_GET.0,
+            attributes: size.0 & 7,
+            offset: U32::new(property.0),
+            ..Self::default()
+        }
+    }
+
+    /// Property Set.
+    #[must_use]
+    pub fn set(cid: u16, property: Property, size: PropertySize, value: u64) -> Self {
+        Self {
+            fabrics_type: FabricsType::PROPERTY_SET.0,
+            value: U64::new(value),
+            ..Self::get(cid, property, size)
+        }
+    }
+
+    /// The command as any other.
+    #[must_use]
+    pub fn command(self) -> Sqe {
+        zerocopy::transmute!(self)
+    }
+
+    /// Which property.
+    #[must_use]
+    pub const fn property(&self) -> Property {
+        Property(self.offset.get())
+    }
+
+    /// Its size code.
+    #[must_use]
+    pub const fn size(&self) -> PropertySize {
+        PropertySize(self.attributes & 7)
+    }
+
+    /// Value of a set, cut to the size of the command.
+    #[must_use]
+    pub const fn set_value(&self) -> u64 {
+        match self.size().bytes() {
+            Some(4) => self.value.get() & 0xffff_ffff,
+            _ => self.value.get(),
+        }
+    }
+}
+
+impl AuthenticationCommand {
+    /// The command as Authentication Send or Receive; opcode and type are the caller's to check.
+    #[must_use]
+    pub fn of(command: &Sqe) -> &Self {
+        zerocopy::transmute_ref!(command)
+    }
+}
+
+impl Sqe {
+    /// Disconnect of the I/O queue that it is sent on (Base 6.4).
+    #[must_use]
+    pub fn disconnect(cid: u16) -> Self {
+        let nsid = u32::from(FabricsType::DISCONNECT.0);
+        Self::new(FabricsType::OPCODE, cid, nsid, SglDescriptor::transport(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Wire;
+    use proptest::prelude::*;
+
+    fn names() -> (Nqn, Nqn) {
+        (Nqn::new("nqn.2024-01.example:volume").unwrap(), Nqn::from_uuid([7; 16]))
+    }
+
+    #[test]
+    fn connect_is_laid_out_as_the_specification_prints_it() {
+        let connect = ConnectCommand::new(5, 3, 128, 0, false).unwrap().command();
+        assert_eq!(connect.fabrics_type(), Some(FabricsType::CONNECT));
+        assert_eq!(connect.check_flags(), Ok(()));
+        assert_eq!(connect.bytes()[40..48], [0, 0, 3, 0, 127, 0, 4, 0]);
+        assert_eq!(connect.data, SglDescriptor::in_capsule(1024));
+        assert!(ConnectCommand::of(&connect).disables_flow_control());
+        for entries in [0, 1, 65_537] {
+            assert!(ConnectCommand::new(5, 3, entries, 0, false).is_none());
+        }
+    }
+
+    #[test]
+    fn connect_refusals_point_at_their_field() {
+        let good = ConnectCommand::new(9, 0, 32, 15_000, true).unwrap();
+        assert_eq!(good.check(), Ok(()));
+        let mut format = good;
+        format.record_format = U16::new(1);
+        let refused = format.check().unwrap_err();
+        assert_eq!(refused.status(), Status::CONNECT_INCOMPATIBLE_FORMAT.dnr());
+        let mut size = good;
+        size.sqsize_0based = U16::ZERO;
+        let refused = size.check().unwrap_err();
+        assert_eq!(refused.status(), Status::CONNECT_INVALID_PARAMETERS.dnr());
+        assert_eq!((refused.dw0.get(), refused.cid.get()), (44, 9));
+        for (field, dw0) in [
+            (ConnectField::Qid, 42),
+            (ConnectField::SqSize, 44),
+            (ConnectField::Attributes, 46),
+            (ConnectField::KeepAlive, 48),
+            (ConnectField::HostId, 0x1_0000),
+            (ConnectField::ControllerId, 0x1_0010),
+            (ConnectField::SubNqn, 0x1_0100),
+            (ConnectField::HostNqn, 0x1_0200),
+        ] {
+            assert_eq!(field.result(), dw0, "{field:?}");
+        }
+    }
+
+    #[test]
+    fn connect_data_is_checked_field_by_field() {
+        let (subnqn, hostnqn) = names();
+        let good = ConnectData::new([1; 16], CONTROLLER_ID_DYNAMIC, &subnqn, &hostnqn);
+        assert_eq!(good.check(), Ok((subnqn, hostnqn)));
+        let mut bad = good;
+        bad.host_id = [0; 16];
+        assert_eq!(bad.check(), Err(ConnectField::HostId));
+        let mut bad = good;
+        bad.subnqn = [b'x'; 256];
+        assert_eq!(bad.check(), Err(ConnectField::SubNqn));
+        let mut bad = good;
+        bad.hostnqn[0] = 0;
+        assert_eq!(bad.check(), Err(ConnectField::HostNqn));
+    }
+
+    #[test]
+    fn a_four_byte_set_has_four_bytes() {
+        let set = PropertyCommand::set(1, Property::CC, PropertySize::FOUR, u64::MAX);
+        assert_eq!(PropertyCommand::of(&set.command()).set_value(), 0xffff_ffff);
+        assert_eq!(set.command().fabrics_type(), Some(FabricsType::PROPERTY_SET));
+        let get = PropertyCommand::get(1, Property::CAP, PropertySize::EIGHT).command();
+        assert_eq!(get.fabrics_type(), Some(FabricsType::PROPERTY_GET));
+        assert_eq!(PropertyCommand::of(&get).property(), Property::CAP);
+        assert_eq!(PropertyCommand::of(&get).size(), PropertySize::EIGHT);
+        assert_eq!(Sqe::disconnect(1).fabrics_type(), Some(FabricsType::DISCONNECT));
+        assert_eq!(Sqe::flush(1, 1).fabrics_type(), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_connect_result_round_trips(controller_id: u16, atr: bool, ascr: bool) {
+            let result = ConnectResult {
+                controller_id,
+                authentication_required: atr,
+                secure_channel_required: ascr,
+            };
+            prop_assert_eq!(ConnectResult::from_dw0(result.to_dw0()), result);
+        }
+
+        #[test]
+        fn any_bytes_are_judged(command: [u8; 64], data in prop::collection::vec(any::<u8>(), 1024)) {
+            let command = Sqe::view(&command).unwrap();
+            let _ = ConnectCommand::of(command).check();
+            let _ = PropertyCommand::of(command).set_value();
+            let _ = ConnectData::view(&data).unwrap().check();
+        }
+    }
+}

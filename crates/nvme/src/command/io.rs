@@ -1,0 +1,360 @@
+//! Commands of the NVM command set (NVM Command Set 3.2).
+
+use super::Sqe;
+use crate::limits::{DSM_RANGES, IO_BLOCKS};
+use crate::opcode::IoOpcode;
+use crate::sgl::SglDescriptor;
+use crate::status::Status;
+use crate::wire::{U32, U64, wire};
+
+/// Consecutive logical blocks that one command names: 1 to 65,536 of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockRange {
+    start: u64,
+    blocks: u32,
+}
+
+impl BlockRange {
+    /// `blocks` logical blocks from block `start`; `None` unless they are 1 to 65,536 and end
+    /// below 2^64.
+    #[must_use]
+    #[inline]
+    pub const fn new(start: u64, blocks: u32) -> Option<Self> {
+        if blocks == 0 || blocks > IO_BLOCKS || start.checked_add(blocks as u64).is_none() {
+            return None;
+        }
+        Some(Self { start, blocks })
+    }
+
+    /// SLBA: the first block.
+    #[must_use]
+    #[inline]
+    pub const fn start(self) -> u64 {
+        self.start
+    }
+
+    /// How many blocks, 1 to 65,536.
+    #[must_use]
+    #[inline]
+    pub const fn blocks(self) -> u32 {
+        self.blocks
+    }
+
+    /// Checks it against a namespace of `namespace_blocks` blocks.
+    ///
+    /// # Errors
+    ///
+    /// LBA Out of Range, with do not retry, also when its end exceeds 64 bits.
+    #[inline]
+    pub const fn check_within(self, namespace_blocks: u64) -> Result<(), Status> {
+        match self.start.checked_add(self.blocks as u64) {
+            Some(end) if end <= namespace_blocks => Ok(()),
+            _ => Err(Status::LBA_OUT_OF_RANGE.dnr()),
+        }
+    }
+}
+
+/// Force unit access.
+const FUA: u32 = 1 << 30;
+/// Limited retry.
+const LIMITED_RETRY: u32 = 1 << 31;
+/// Protection information action and checks.
+const PROTECTION: u32 = 0xf << 26;
+/// Storage tag check.
+const STORAGE_TAG_CHECK: u32 = 1 << 24;
+/// Write Zeroes: deallocate.
+const DEALLOCATE: u32 = 1 << 25;
+/// Write Zeroes: the whole namespace.
+const NAMESPACE_ZEROES: u32 = 1 << 23;
+/// Dataset Management: attribute deallocate.
+const DSM_DEALLOCATE: u32 = 1 << 2;
+
+/// The fields that Read, Write, Compare, Verify and Write Zeroes share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCommand {
+    /// Blocks that it is about.
+    pub range: BlockRange,
+    /// Command dword 12 above the number of blocks.
+    options: u32,
+}
+
+impl BlockCommand {
+    /// Reads them from `command`, whatever its opcode; all bit patterns are possible.
+    #[must_use]
+    #[inline]
+    pub const fn parse(command: &Sqe) -> Self {
+        let start = command.cdw10.get() as u64 | (command.cdw11.get() as u64) << 32;
+        let cdw12 = command.cdw12.get();
+        // NLB is 0's based.
+        let range = BlockRange { start, blocks: (cdw12 & 0xffff) + 1 };
+        Self { range, options: cdw12 }
+    }
+
+    /// Force unit access: complete when the data is on media that survives power loss; of Read
+    /// and Verify, read from there.
+    #[must_use]
+    #[inline]
+    pub const fn fua(self) -> bool {
+        self.options & FUA != 0
+    }
+
+    /// Limited retry: a hint to fail early.
+    #[must_use]
+    pub const fn limited_retry(self) -> bool {
+        self.options & LIMITED_RETRY != 0
+    }
+
+    /// Whether protection information is asked for: not possible on a namespace without it.
+    #[must_use]
+    #[inline]
+    pub const fn wants_protection(self) -> bool {
+        self.options & (PROTECTION | STORAGE_TAG_CHECK) != 0
+    }
+
+    /// Write: directive type, 0 without directives. The bits have other meanings in Write Zeroes.
+    #[must_use]
+    pub const fn directive_type(self) -> u8 {
+        (self.options >> 20) as u8 & 0xf
+    }
+
+    /// Write Zeroes: the blocks may be deallocated, as far as they then read as zeroes.
+    #[must_use]
+    pub const fn deallocate(self) -> bool {
+        self.options & DEALLOCATE != 0
+    }
+
+    /// Write Zeroes: the whole namespace is meant, if the controller supports that.
+    #[must_use]
+    pub const fn namespace_zeroes(self) -> bool {
+        self.options & NAMESPACE_ZEROES != 0
+    }
+}
+
+wire! {
+    /// One range of Dataset Management (NVM Command Set 3.2.3).
+    pub struct DsmRange [16] {
+        /// Context attributes, hints.
+        0 => pub attributes: U32,
+        /// Number of blocks, not 0's based; 0 is a range of nothing.
+        4 => pub blocks: U32,
+        /// First block.
+        8 => pub start: U64,
+    }
+}
+
+impl DsmRange {
+    /// A range of `blocks` blocks from block `start`.
+    #[must_use]
+    pub const fn new(start: u64, blocks: u32) -> Self {
+        Self { attributes: U32::ZERO, blocks: U32::new(blocks), start: U64::new(start) }
+    }
+
+    /// Checks it against a namespace of `namespace_blocks` blocks.
+    ///
+    /// # Errors
+    ///
+    /// LBA Out of Range, with do not retry, also when its end exceeds 64 bits.
+    pub const fn check_within(&self, namespace_blocks: u64) -> Result<(), Status> {
+        match self.start.get().checked_add(self.blocks.get() as u64) {
+            Some(end) if end <= namespace_blocks => Ok(()),
+            _ => Err(Status::LBA_OUT_OF_RANGE.dnr()),
+        }
+    }
+}
+
+/// Dataset Management: ranges in its data, and what is said of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatasetManagement {
+    /// How many ranges its data has, 1 to 256.
+    pub ranges: u16,
+    /// Attribute deallocate: the content may be dropped. Without it all is hints.
+    pub deallocate: bool,
+}
+
+impl DatasetManagement {
+    /// Reads it from `command`; all bit patterns are possible.
+    #[must_use]
+    pub const fn parse(command: &Sqe) -> Self {
+        Self {
+            ranges: (command.cdw10.get() & 0xff) as u16 + 1,
+            deallocate: command.cdw11.get() & DSM_DEALLOCATE != 0,
+        }
+    }
+
+    /// Length of its data, bytes: 16 to 4096.
+    #[must_use]
+    pub const fn data_bytes(self) -> u32 {
+        self.ranges as u32 * size_of::<DsmRange>() as u32
+    }
+}
+
+/// What a host may ask of an I/O beside its blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoOptions {
+    /// Force unit access.
+    pub fua: bool,
+    /// Write Zeroes: allow deallocation.
+    pub deallocate: bool,
+}
+
+impl Sqe {
+    /// A command that names a range of blocks: Read, Write, Compare, Verify or Write Zeroes.
+    #[must_use]
+    #[inline]
+    pub fn block_io(
+        opcode: IoOpcode,
+        cid: u16,
+        nsid: u32,
+        range: BlockRange,
+        options: IoOptions,
+        data: SglDescriptor,
+    ) -> Self {
+        let mut command = Self::new(opcode.0, cid, nsid, data);
+        command.cdw10 = U32::new(range.start as u32);
+        command.cdw11 = U32::new((range.start >> 32) as u32);
+        let fua = if options.fua { FUA } else { 0 };
+        let deallocate = if options.deallocate { DEALLOCATE } else { 0 };
+        command.cdw12 = U32::new((range.blocks - 1) | fua | deallocate);
+        command
+    }
+
+    /// Read; its data, `data_bytes` long, comes in data PDUs.
+    #[must_use]
+    #[inline]
+    pub fn read(cid: u16, nsid: u32, range: BlockRange, data_bytes: u32) -> Self {
+        let data = SglDescriptor::transport(data_bytes);
+        Self::block_io(IoOpcode::READ, cid, nsid, range, IoOptions::default(), data)
+    }
+
+    /// Write; `data` says whether its data is in the capsule.
+    #[must_use]
+    #[inline]
+    pub fn write(cid: u16, nsid: u32, range: BlockRange, fua: bool, data: SglDescriptor) -> Self {
+        let options = IoOptions { fua, deallocate: false };
+        Self::block_io(IoOpcode::WRITE, cid, nsid, range, options, data)
+    }
+
+    /// Write Zeroes.
+    #[must_use]
+    pub fn write_zeroes(cid: u16, nsid: u32, range: BlockRange, options: IoOptions) -> Self {
+        let data = SglDescriptor::transport(0);
+        Self::block_io(IoOpcode::WRITE_ZEROES, cid, nsid, range, options, data)
+    }
+
+    /// Compare; `data` says whether its data is in the capsule.
+    #[must_use]
+    pub fn compare(cid: u16, nsid: u32, range: BlockRange, data: SglDescriptor) -> Self {
+        Self::block_io(IoOpcode::COMPARE, cid, nsid, range, IoOptions::default(), data)
+    }
+
+    /// Verify.
+    #[must_use]
+    pub fn verify(cid: u16, nsid: u32, range: BlockRange) -> Self {
+        let data = SglDescriptor::transport(0);
+        Self::block_io(IoOpcode::VERIFY, cid, nsid, range, IoOptions::default(), data)
+    }
+
+    /// Flush of namespace `nsid`, or of all with [`crate::limits::NAMESPACE_ID_ALL`].
+    #[must_use]
+    pub fn flush(cid: u16, nsid: u32) -> Self {
+        Self::new(IoOpcode::FLUSH.0, cid, nsid, SglDescriptor::transport(0))
+    }
+
+    /// Dataset Management with attribute deallocate of `ranges` ranges, whose list `data`
+    /// describes; `None` unless they are 1 to 256.
+    #[must_use]
+    pub fn deallocate(cid: u16, nsid: u32, ranges: usize, data: SglDescriptor) -> Option<Self> {
+        if ranges == 0 || ranges > DSM_RANGES {
+            return None;
+        }
+        let mut command = Self::new(IoOpcode::DATASET_MANAGEMENT.0, cid, nsid, data);
+        command.cdw10 = U32::new(ranges as u32 - 1);
+        command.cdw11 = U32::new(DSM_DEALLOCATE);
+        Some(command)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Wire;
+    use proptest::prelude::*;
+
+    #[test]
+    fn ranges_at_the_edges() {
+        assert!(BlockRange::new(0, 0).is_none());
+        assert!(BlockRange::new(0, 65_537).is_none());
+        assert!(BlockRange::new(u64::MAX, 1).is_none());
+        let range = BlockRange::new(u64::MAX - 65_536, 65_536).unwrap();
+        assert_eq!(range.check_within(u64::MAX), Ok(()));
+        let refused = Err(Status::LBA_OUT_OF_RANGE.dnr());
+        assert_eq!(BlockRange::new(7, 2).unwrap().check_within(9), Ok(()));
+        assert_eq!(BlockRange::new(8, 2).unwrap().check_within(9), refused);
+        let mut wrapping = Sqe::flush(0, 1);
+        wrapping.cdw10 = U32::new(u32::MAX);
+        wrapping.cdw11 = U32::new(u32::MAX);
+        assert_eq!(BlockCommand::parse(&wrapping).range.check_within(u64::MAX), refused);
+        assert_eq!(DsmRange::new(u64::MAX, 2).check_within(u64::MAX), refused);
+        assert_eq!(DsmRange::new(4, 0).check_within(4), Ok(()));
+        assert_eq!(DsmRange::new(4, 1).check_within(4), refused);
+    }
+
+    #[test]
+    fn bits_are_where_the_specification_has_them() {
+        let range = BlockRange::new(0x1_0000_0002, 8).unwrap();
+        let write = Sqe::write(1, 1, range, true, SglDescriptor::in_capsule(4096));
+        assert_eq!(write.cdw10.get(), 2);
+        assert_eq!(write.cdw11.get(), 1);
+        assert_eq!(write.cdw12.get(), 0x4000_0007);
+        let options = IoOptions { fua: false, deallocate: true };
+        assert_eq!(Sqe::write_zeroes(1, 1, range, options).cdw12.get(), 0x0200_0007);
+        let mut other = write;
+        other.cdw12 = U32::new(0x8480_0000);
+        let parsed = BlockCommand::parse(&other);
+        assert!(parsed.limited_retry() && parsed.wants_protection() && parsed.namespace_zeroes());
+        assert!(!parsed.fua() && !parsed.deallocate());
+        assert_eq!(parsed.directive_type(), 8);
+    }
+
+    #[test]
+    fn a_deallocate_names_1_to_256_ranges() {
+        let data = SglDescriptor::in_capsule(4096);
+        assert!(Sqe::deallocate(1, 1, 0, data).is_none());
+        assert!(Sqe::deallocate(1, 1, 257, data).is_none());
+        let parsed = DatasetManagement::parse(&Sqe::deallocate(1, 1, 256, data).unwrap());
+        assert_eq!(parsed, DatasetManagement { ranges: 256, deallocate: true });
+        assert_eq!(parsed.data_bytes(), 4096);
+    }
+
+    proptest! {
+        #[test]
+        fn what_a_host_writes_a_target_reads(
+            start in 0..u64::MAX - 65_536,
+            blocks in 1u32..=65_536,
+            fua: bool,
+            deallocate: bool,
+        ) {
+            let range = BlockRange::new(start, blocks).unwrap();
+            let options = IoOptions { fua, deallocate };
+            let data = SglDescriptor::transport(0);
+            let sent = Sqe::block_io(IoOpcode::WRITE_ZEROES, 3, 4, range, options, data);
+            let parsed = BlockCommand::parse(Sqe::view(sent.bytes()).unwrap());
+            prop_assert_eq!(parsed.range, range);
+            prop_assert_eq!(parsed.fua(), fua);
+            prop_assert_eq!(parsed.deallocate(), deallocate);
+            prop_assert!(!parsed.wants_protection() && !parsed.limited_retry());
+        }
+
+        #[test]
+        fn any_command_is_read(bytes: [u8; 64], namespace_blocks: u64) {
+            let command = Sqe::view(&bytes).unwrap();
+            let range = BlockCommand::parse(command).range;
+            prop_assert!((1..=65_536).contains(&range.blocks()));
+            if range.check_within(namespace_blocks).is_ok() {
+                let end = u128::from(range.start()) + u128::from(range.blocks());
+                prop_assert!(end <= u128::from(namespace_blocks));
+            }
+            prop_assert!((1..=256).contains(&DatasetManagement::parse(command).ranges));
+        }
+    }
+}

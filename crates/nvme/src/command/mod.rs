@@ -1,0 +1,201 @@
+//! Commands and completions: what a capsule carries (Base 4.1, 4.2).
+//!
+//! [`Sqe`] is any command. Its command set is known by the queue that it came on and by its
+//! opcode: [`io`] for I/O queues, [`admin`] for the admin queue, [`fabrics`] for opcode 7Fh on
+//! both. Each of these has the way in (a view of the entry for a target) and the way out (a
+//! constructor for a host).
+
+pub mod admin;
+pub mod fabrics;
+pub mod io;
+
+use crate::opcode::FabricsType;
+use crate::sgl::SglDescriptor;
+use crate::status::Status;
+use crate::wire::{U16, U32, U64, wire};
+
+wire! {
+    /// Submission queue entry, the common format (Base 4.1.1).
+    pub struct Sqe [64] {
+        /// Opcode; bits 1:0 say where data goes.
+        0 => pub opcode: u8,
+        /// Bits 1:0 fused operation, bits 7:6 PRP or SGL.
+        1 => pub flags: u8,
+        /// Command identifier, the host's.
+        2 => pub cid: U16,
+        /// Namespace identifier; of a fabrics command, byte 4 is its type.
+        4 => pub nsid: U32,
+        /// Command dword 2.
+        8 => pub cdw2: U32,
+        /// Command dword 3.
+        12 => pub cdw3: U32,
+        /// Metadata pointer.
+        16 => pub metadata: U64,
+        /// Data pointer: over fabrics, one SGL descriptor.
+        24 => pub data: SglDescriptor,
+        /// Command dword 10.
+        40 => pub cdw10: U32,
+        /// Command dword 11.
+        44 => pub cdw11: U32,
+        /// Command dword 12.
+        48 => pub cdw12: U32,
+        /// Command dword 13.
+        52 => pub cdw13: U32,
+        /// Command dword 14.
+        56 => pub cdw14: U32,
+        /// Command dword 15.
+        60 => pub cdw15: U32,
+    }
+
+    /// Completion queue entry (Base 4.2.1).
+    pub struct Cqe [16] {
+        /// Result of the command, dword 0.
+        0 => pub dw0: U32,
+        /// Result of the command, dword 1.
+        4 => pub dw1: U32,
+        /// Head of the submission queue, when flow control is on.
+        8 => pub sqhd: U16,
+        /// Submission queue; reserved over fabrics.
+        10 => pub sqid: U16,
+        /// Command identifier that the host gave.
+        12 => pub cid: U16,
+        /// Status in bits 15:1, phase tag in bit 0 (0 over fabrics).
+        14 => pub status_phase: U16,
+    }
+}
+
+/// Flags bits 7:6 = 01b: SGL, a descriptor in the entry; what fabrics want of every command.
+pub const FLAGS_SGL: u8 = 0x40;
+/// Flags bits 7:6.
+const FLAGS_PSDT: u8 = 0xc0;
+/// Flags bits 1:0.
+const FLAGS_FUSED: u8 = 0x03;
+
+impl Sqe {
+    /// A command with `opcode`, identifier `cid` and the data that `data` describes; everything
+    /// else 0.
+    #[must_use]
+    #[inline]
+    pub fn new(opcode: u8, cid: u16, nsid: u32, data: SglDescriptor) -> Self {
+        Self {
+            opcode,
+            flags: FLAGS_SGL,
+            cid: U16::new(cid),
+            nsid: U32::new(nsid),
+            data,
+            ..Self::default()
+        }
+    }
+
+    /// Checks what is wanted of every command over fabrics: not fused, and an SGL descriptor.
+    ///
+    /// # Errors
+    ///
+    /// Invalid Field. A fabrics command (opcode 7Fh) has no fused bits and its bits 7:6 are 01b
+    /// too (Base 6).
+    #[inline]
+    pub const fn check_flags(&self) -> Result<(), Status> {
+        if self.flags & FLAGS_FUSED != 0 || self.flags & FLAGS_PSDT != FLAGS_SGL {
+            return Err(Status::INVALID_FIELD);
+        }
+        Ok(())
+    }
+
+    /// Type of a fabrics command; `None` of another command.
+    #[must_use]
+    #[inline]
+    pub const fn fabrics_type(&self) -> Option<FabricsType> {
+        if self.opcode == FabricsType::OPCODE {
+            Some(FabricsType(self.nsid.get() as u8))
+        } else {
+            None
+        }
+    }
+}
+
+impl FabricsType {
+    /// Opcode of all fabrics commands.
+    pub const OPCODE: u8 = 0x7f;
+}
+
+impl Cqe {
+    /// Completion of command `cid` with `status` and no result.
+    #[must_use]
+    #[inline]
+    pub fn new(cid: u16, status: Status) -> Self {
+        Self::with_result(cid, status, 0)
+    }
+
+    /// Completion of command `cid` with `status` and `result` (dword 0 in its low half).
+    #[must_use]
+    #[inline]
+    pub fn with_result(cid: u16, status: Status, result: u64) -> Self {
+        Self {
+            dw0: U32::new(result as u32),
+            dw1: U32::new((result >> 32) as u32),
+            sqhd: U16::ZERO,
+            sqid: U16::ZERO,
+            cid: U16::new(cid),
+            status_phase: U16::new(status.to_cqe()),
+        }
+    }
+
+    /// Its status.
+    #[must_use]
+    #[inline]
+    pub const fn status(&self) -> Status {
+        Status::from_cqe(self.status_phase.get())
+    }
+
+    /// Its result, dword 1 in the upper half.
+    #[must_use]
+    #[inline]
+    pub const fn result(&self) -> u64 {
+        self.dw0.get() as u64 | (self.dw1.get() as u64) << 32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Wire;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_command_is_laid_out_as_the_specification_prints_it() {
+        let mut expected = [0; 64];
+        expected[..8].copy_from_slice(&[0x02, 0x40, 0x34, 0x12, 1, 0, 0, 0]);
+        expected[32..36].copy_from_slice(&[0, 0x10, 0, 0]);
+        expected[39] = 0x5a;
+        let command = Sqe::new(0x02, 0x1234, 1, SglDescriptor::transport(4096));
+        assert_eq!(command.bytes(), expected);
+    }
+
+    #[test]
+    fn flags_that_fabrics_do_not_have_are_refused() {
+        let mut command = Sqe::default();
+        for (flags, answer) in [
+            (0x40, Ok(())),
+            (0x00, Err(Status::INVALID_FIELD)),
+            (0x80, Err(Status::INVALID_FIELD)),
+            (0xc0, Err(Status::INVALID_FIELD)),
+            (0x41, Err(Status::INVALID_FIELD)),
+            (0x42, Err(Status::INVALID_FIELD)),
+        ] {
+            command.flags = flags;
+            assert_eq!(command.check_flags(), answer, "{flags:#x}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_completion_round_trips(cid: u16, word: u16, result: u64) {
+            let status = Status::from_cqe(word);
+            let sent = Cqe::with_result(cid, status, result);
+            let received = Cqe::view(sent.bytes()).unwrap();
+            prop_assert_eq!(received.cid.get(), cid);
+            prop_assert_eq!(received.status(), status);
+            prop_assert_eq!(received.result(), result);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Asynchronous events: what completes an Asynchronous Event Request (Base 5.1.2).
+
+use crate::codes::bits;
+use crate::log::LogId;
+
+/// An event: type, information and the log page that tells more. Reading that log page without
+/// "retain asynchronous event" re-enables events of the type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsyncEvent {
+    /// Type, bits 2:0; see [`event_type`].
+    pub event_type: u8,
+    /// Information, of the type.
+    pub information: u8,
+    /// Log page to read.
+    pub log: LogId,
+}
+
+/// Types of events.
+pub mod event_type {
+    /// Error status.
+    pub const ERROR: u8 = 0;
+    /// SMART / health status.
+    pub const HEALTH: u8 = 1;
+    /// Notice.
+    pub const NOTICE: u8 = 2;
+    /// Immediate.
+    pub const IMMEDIATE: u8 = 3;
+    /// One-shot.
+    pub const ONE_SHOT: u8 = 4;
+    /// I/O command specific status.
+    pub const IO_COMMAND: u8 = 6;
+    /// Vendor specific.
+    pub const VENDOR: u8 = 7;
+}
+
+impl AsyncEvent {
+    /// Error status: a persistent internal error.
+    pub const PERSISTENT_INTERNAL_ERROR: Self = Self::of(event_type::ERROR, 3, LogId::ERROR);
+    /// Error status: a transient internal error.
+    pub const TRANSIENT_INTERNAL_ERROR: Self = Self::of(event_type::ERROR, 4, LogId::ERROR);
+    /// Health: reliability of the NVM subsystem is compromised.
+    pub const RELIABILITY: Self = Self::of(event_type::HEALTH, 0, LogId::SMART);
+    /// Notice: Identify Namespace data, or the list of namespaces, changed.
+    pub const NAMESPACE_CHANGED: Self =
+        Self::of(event_type::NOTICE, 0x00, LogId::CHANGED_NAMESPACES);
+    /// Notice: firmware activation is starting.
+    pub const FIRMWARE_ACTIVATION: Self = Self::of(event_type::NOTICE, 0x01, LogId::FIRMWARE_SLOT);
+    /// Notice: asymmetric namespace access changed.
+    pub const ANA_CHANGED: Self = Self::of(event_type::NOTICE, 0x03, LogId::ANA);
+    /// Notice: the discovery log page changed.
+    pub const DISCOVERY_CHANGED: Self = Self::of(event_type::NOTICE, 0xf0, LogId::DISCOVERY);
+
+    const fn of(event_type: u8, information: u8, log: LogId) -> Self {
+        Self { event_type, information, log }
+    }
+
+    /// The completion's dword 0.
+    #[must_use]
+    pub const fn to_result(self) -> u32 {
+        (self.event_type & 7) as u32 | (self.information as u32) << 8 | (self.log.0 as u32) << 16
+    }
+
+    /// The event in the completion's dword 0; any is possible.
+    #[must_use]
+    pub const fn from_result(dw0: u32) -> Self {
+        Self::of(dw0 as u8 & 7, (dw0 >> 8) as u8, LogId((dw0 >> 16) as u8))
+    }
+
+    /// Which bit of [`EventMask`] lets a host have it; `None` of one that cannot be turned off.
+    #[must_use]
+    pub const fn mask(self) -> Option<EventMask> {
+        match self {
+            Self::NAMESPACE_CHANGED => Some(EventMask::NAMESPACE_ATTRIBUTE),
+            Self::FIRMWARE_ACTIVATION => Some(EventMask::FIRMWARE_ACTIVATION),
+            Self::ANA_CHANGED => Some(EventMask::ANA),
+            Self::DISCOVERY_CHANGED => Some(EventMask::DISCOVERY),
+            _ => None,
+        }
+    }
+}
+
+bits! {
+    /// Asynchronous Event Configuration, which events a host wants (feature 0Bh, Base 5.1.25),
+    /// and OAES of Identify Controller, which a controller has: the same bits from 8 up.
+    pub struct EventMask(u32) {
+        /// SMART / health critical warnings, as in the log page's byte 0.
+        critical_warnings, with_critical_warnings: 0, 8;
+        /// Namespace attribute notices.
+        namespace_attribute, with_namespace_attribute: 8, 1;
+        /// Firmware activation notices.
+        firmware_activation, with_firmware_activation: 9, 1;
+        /// Telemetry log notices; reserved in OAES.
+        telemetry, with_telemetry: 10, 1;
+        /// Asymmetric namespace access change notices.
+        ana, with_ana: 11, 1;
+        /// Predictable latency event aggregate log change notices.
+        predictable_latency, with_predictable_latency: 12, 1;
+        /// LBA status information notices.
+        lba_status, with_lba_status: 13, 1;
+        /// Endurance group event aggregate log change notices.
+        endurance_group, with_endurance_group: 14, 1;
+        /// Normal NVM subsystem shutdown notices.
+        normal_shutdown, with_normal_shutdown: 15, 1;
+        /// Discovery log page change notices.
+        discovery, with_discovery: 31, 1;
+    }
+}
+
+impl EventMask {
+    /// Namespace attribute notices.
+    pub const NAMESPACE_ATTRIBUTE: Self = Self(1 << 8);
+    /// Firmware activation notices.
+    pub const FIRMWARE_ACTIVATION: Self = Self(1 << 9);
+    /// Asymmetric namespace access change notices.
+    pub const ANA: Self = Self(1 << 11);
+    /// Discovery log page change notices.
+    pub const DISCOVERY: Self = Self(1 << 31);
+
+    /// Whether it has all bits of `other`.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// All bits of both.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn results_as_linux_reads_them() {
+        assert_eq!(AsyncEvent::NAMESPACE_CHANGED.to_result(), 0x0004_0002);
+        assert_eq!(AsyncEvent::ANA_CHANGED.to_result(), 0x000c_0302);
+        assert_eq!(AsyncEvent::DISCOVERY_CHANGED.to_result(), 0x0070_f002);
+    }
+
+    #[test]
+    fn a_notice_has_its_bit() {
+        for (event, bit) in [
+            (AsyncEvent::NAMESPACE_CHANGED, 8),
+            (AsyncEvent::FIRMWARE_ACTIVATION, 9),
+            (AsyncEvent::ANA_CHANGED, 11),
+            (AsyncEvent::DISCOVERY_CHANGED, 31),
+        ] {
+            let mask = event.mask().unwrap();
+            assert_eq!(mask, EventMask(1 << bit));
+            assert!(EventMask(u32::MAX).contains(mask));
+            assert!(!EventMask(!(1 << bit)).contains(mask));
+        }
+        assert_eq!(AsyncEvent::PERSISTENT_INTERNAL_ERROR.mask(), None);
+        assert_eq!(EventMask::ANA.union(EventMask::DISCOVERY).ana(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn any_result_round_trips_but_for_reserved_bits(dw0: u32) {
+            prop_assert_eq!(AsyncEvent::from_result(dw0).to_result(), dw0 & 0x00ff_ff07);
+        }
+    }
+}

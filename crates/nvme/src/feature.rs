@@ -1,0 +1,222 @@
+//! Features: what Get Features and Set Features name (Base 5.1.25).
+
+use crate::codes::{bits, codes};
+use crate::status::Status;
+use crate::wire::{U16, wire};
+
+codes! {
+    /// Feature identifier.
+    pub struct FeatureId(u8) {
+        ARBITRATION = 0x01, "Arbitration";
+        POWER_MANAGEMENT = 0x02, "Power Management";
+        LBA_RANGE_TYPE = 0x03, "LBA Range Type";
+        TEMPERATURE_THRESHOLD = 0x04, "Temperature Threshold";
+        ERROR_RECOVERY = 0x05, "Error Recovery";
+        VOLATILE_WRITE_CACHE = 0x06, "Volatile Write Cache";
+        NUMBER_OF_QUEUES = 0x07, "Number of Queues";
+        INTERRUPT_COALESCING = 0x08, "Interrupt Coalescing";
+        INTERRUPT_VECTOR = 0x09, "Interrupt Vector Configuration";
+        WRITE_ATOMICITY = 0x0a, "Write Atomicity Normal";
+        ASYNC_EVENTS = 0x0b, "Asynchronous Event Configuration";
+        AUTONOMOUS_POWER = 0x0c, "Autonomous Power State Transition";
+        HOST_MEMORY_BUFFER = 0x0d, "Host Memory Buffer";
+        TIMESTAMP = 0x0e, "Timestamp";
+        KEEP_ALIVE_TIMER = 0x0f, "Keep Alive Timer";
+        THERMAL_MANAGEMENT = 0x10, "Host Controlled Thermal Management";
+        NON_OPERATIONAL_POWER = 0x11, "Non-Operational Power State Config";
+        READ_RECOVERY_LEVEL = 0x12, "Read Recovery Level Config";
+        LBA_STATUS_INTERVAL = 0x15, "LBA Status Information Report Interval";
+        HOST_BEHAVIOR = 0x16, "Host Behavior Support";
+        SANITIZE = 0x17, "Sanitize Config";
+        COMMAND_SET_PROFILE = 0x19, "I/O Command Set Profile";
+        ENHANCED_CONTROLLER_METADATA = 0x7d, "Enhanced Controller Metadata";
+        CONTROLLER_METADATA = 0x7e, "Controller Metadata";
+        NAMESPACE_METADATA = 0x7f, "Namespace Metadata";
+        SOFTWARE_PROGRESS = 0x80, "Software Progress Marker";
+        HOST_IDENTIFIER = 0x81, "Host Identifier";
+        RESERVATION_MASK = 0x82, "Reservation Notification Mask";
+        RESERVATION_PERSISTENCE = 0x83, "Reservation Persistence";
+        WRITE_PROTECTION = 0x84, "Namespace Write Protection Config";
+    }
+}
+
+/// What Get Features says of a feature with select 3, supported capabilities: dword 0.
+pub mod capability {
+    /// The value can be saved.
+    pub const SAVEABLE: u32 = 1 << 0;
+    /// Each namespace has its own value.
+    pub const NAMESPACE_SPECIFIC: u32 = 1 << 1;
+    /// The value can be changed.
+    pub const CHANGEABLE: u32 = 1 << 2;
+}
+
+/// Number of Queues, feature 07h: how many I/O queues of each kind, 1 to 65,535.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NumberOfQueues {
+    /// Submission queues.
+    pub submission: u16,
+    /// Completion queues.
+    pub completion: u16,
+}
+
+impl NumberOfQueues {
+    /// What a host asks for in dword 11, both numbers 0's based.
+    ///
+    /// # Errors
+    ///
+    /// Invalid Field, with do not retry, of 65,535 (that is 65,536 queues).
+    pub const fn from_request(value: u32) -> Result<Self, Status> {
+        match ((value as u16).checked_add(1), ((value >> 16) as u16).checked_add(1)) {
+            (Some(submission), Some(completion)) => Ok(Self { submission, completion }),
+            _ => Err(Status::INVALID_FIELD.dnr()),
+        }
+    }
+
+    /// What a controller gave, in dword 0 of the completion. A number that cannot be is the
+    /// largest that can.
+    #[must_use]
+    pub const fn from_result(dw0: u32) -> Self {
+        Self {
+            submission: (dw0 as u16).saturating_add(1),
+            completion: ((dw0 >> 16) as u16).saturating_add(1),
+        }
+    }
+
+    /// Dword 11 of a request and dword 0 of its completion. 0 queues, which cannot be said, is 1.
+    #[must_use]
+    pub const fn to_dword(self) -> u32 {
+        self.submission.saturating_sub(1) as u32 | (self.completion.saturating_sub(1) as u32) << 16
+    }
+}
+
+bits! {
+    /// Arbitration, feature 01h.
+    pub struct Arbitration(u32) {
+        /// AB: commands in one burst, 2^this; 7 is no limit.
+        burst_exponent, with_burst_exponent: 0, 3;
+        /// LPW: low priority weight, 0's based.
+        low_weight, with_low_weight: 8, 8;
+        /// MPW: medium priority weight, 0's based.
+        medium_weight, with_medium_weight: 16, 8;
+        /// HPW: high priority weight, 0's based.
+        high_weight, with_high_weight: 24, 8;
+    }
+}
+
+bits! {
+    /// Power Management, feature 02h.
+    pub struct PowerManagement(u32) {
+        /// PS: power state.
+        state, with_state: 0, 5;
+        /// WH: workload hint.
+        workload, with_workload: 5, 3;
+    }
+}
+
+bits! {
+    /// Temperature Threshold, feature 04h.
+    pub struct TemperatureThreshold(u32) {
+        /// TMPTH: kelvins.
+        kelvins, with_kelvins: 0, 16;
+        /// TMPSEL: 0 composite, 1 to 8 a sensor, 15 all (of a set).
+        sensor, with_sensor: 16, 4;
+        /// THSEL: 0 over, 1 under.
+        threshold_type, with_threshold_type: 20, 2;
+    }
+}
+
+bits! {
+    /// Error Recovery, feature 05h.
+    pub struct ErrorRecovery(u32) {
+        /// TLER: time limit of retries, units of 100 ms; 0 is none.
+        time_limit_100ms, with_time_limit_100ms: 0, 16;
+        /// DULBE: reads of deallocated blocks fail.
+        deallocated_error, with_deallocated_error: 16, 1;
+    }
+}
+
+bits! {
+    /// Volatile Write Cache, feature 06h.
+    pub struct VolatileWriteCache(u32) {
+        /// WCE: the cache is in use.
+        enable, with_enable: 0, 1;
+    }
+}
+
+bits! {
+    /// Host Identifier, feature 81h, dword 11.
+    pub struct HostIdentifier(u32) {
+        /// EXHID: 128 bits, as always over fabrics; else 64.
+        extended, with_extended: 0, 1;
+    }
+}
+
+wire! {
+    /// Host Behavior Support, the data of feature 16h (Base 5.1.25).
+    pub struct HostBehavior [512] {
+        /// ACRE: 1 when the host understands command retry delays.
+        0 => pub retry_delay: u8,
+        /// ETDAS: 1 when the host understands extended telemetry.
+        1 => pub extended_telemetry: u8,
+        /// LBAFEE: 1 when the host understands more than 16 block formats.
+        2 => pub extended_formats: u8,
+        /// HDISNS: 1 when the host understands dispersed namespaces.
+        3 => pub dispersed_namespaces: u8,
+        /// CDFE: copy descriptor formats that the host enables.
+        4 => pub copy_formats: U16,
+        #[doc(hidden)]
+        6 => pub _reserved6: [u8; 506],
+    }
+}
+
+impl HostBehavior {
+    /// Checks the fields that are 0 or 1.
+    ///
+    /// # Errors
+    ///
+    /// Invalid Field when one of them is something else.
+    pub const fn check(&self) -> Result<(), Status> {
+        let flags = self.retry_delay
+            | self.extended_telemetry
+            | self.extended_formats
+            | self.dispersed_namespaces;
+        if flags > 1 { Err(Status::INVALID_FIELD.dnr()) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn numbers_of_queues_are_0based_and_65536_is_refused() {
+        let one = NumberOfQueues { submission: 1, completion: 1 };
+        assert_eq!(NumberOfQueues::from_request(0), Ok(one));
+        assert_eq!(NumberOfQueues { submission: 0, completion: 0 }.to_dword(), 0);
+        let refused = Err(Status::INVALID_FIELD.dnr());
+        assert_eq!(NumberOfQueues::from_request(0x0000_ffff), refused);
+        assert_eq!(NumberOfQueues::from_request(0xffff_0000), refused);
+        let asked = NumberOfQueues::from_request(0x001f_000f).unwrap();
+        assert_eq!(asked, NumberOfQueues { submission: 16, completion: 32 });
+        assert_eq!(NumberOfQueues::from_result(u32::MAX).submission, u16::MAX);
+    }
+
+    #[test]
+    fn behavior_flags_are_0_or_1() {
+        assert_eq!(HostBehavior::default().check(), Ok(()));
+        let one = HostBehavior { retry_delay: 1, extended_formats: 1, ..Default::default() };
+        assert_eq!(one.check(), Ok(()));
+        let two = HostBehavior { extended_telemetry: 2, ..one };
+        assert_eq!(two.check(), Err(Status::INVALID_FIELD.dnr()));
+    }
+
+    proptest! {
+        #[test]
+        fn a_number_of_queues_round_trips(submission in 1..=u16::MAX, completion in 1..=u16::MAX) {
+            let queues = NumberOfQueues { submission, completion };
+            prop_assert_eq!(NumberOfQueues::from_request(queues.to_dword()), Ok(queues));
+            prop_assert_eq!(NumberOfQueues::from_result(queues.to_dword()), queues);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Discovery log page (Base 5.1.12.3): which subsystems can be reached, and where.
+
+use crate::codes::codes;
+use crate::limits::FABRICS_ADMIN_QUEUE_MIN_ENTRIES;
+use crate::nqn::{Nqn, NqnError};
+use crate::wire::{U16, U32, U64, ascii, fill_ascii, wire};
+use core::net::{IpAddr, SocketAddr};
+
+codes! {
+    /// TRTYPE: transport.
+    pub struct Transport(u8) {
+        RDMA = 0x01, "rdma";
+        FIBRE_CHANNEL = 0x02, "fc";
+        TCP = 0x03, "tcp";
+        LOOP = 0xfe, "loop";
+    }
+}
+
+codes! {
+    /// ADRFAM: family of the address.
+    pub struct AddressFamily(u8) {
+        IPV4 = 0x01, "ipv4";
+        IPV6 = 0x02, "ipv6";
+        INFINIBAND = 0x03, "ib";
+        FIBRE_CHANNEL = 0x04, "fc";
+        LOOP = 0xfe, "loop";
+    }
+}
+
+codes! {
+    /// SUBTYPE: what is at the address.
+    pub struct SubsystemType(u8) {
+        REFERRAL = 0x01, "referral to another discovery service";
+        NVM = 0x02, "NVM subsystem";
+        CURRENT_DISCOVERY = 0x03, "this discovery subsystem";
+    }
+}
+
+wire! {
+    /// What the log page starts with.
+    pub struct DiscoveryHeader [1024] {
+        /// GENCTR: changes with the log page; a host that sees it change between two reads starts
+        /// over.
+        0 => pub generation: U64,
+        /// NUMREC: how many entries follow.
+        8 => pub entries: U64,
+        /// RECFMT: format of the entries, 0.
+        16 => pub record_format: U16,
+        /// DLPF: which filters were applied.
+        18 => pub filters: u8,
+        #[doc(hidden)]
+        19 => pub _reserved19: u8,
+        /// TDLPL: length of the log page with extended entries, bytes.
+        20 => pub total_bytes: U32,
+        #[doc(hidden)]
+        24 => pub _reserved24: [u8; 1000],
+    }
+
+    /// One entry.
+    pub struct DiscoveryEntry [1024] {
+        /// TRTYPE.
+        0 => pub transport: u8,
+        /// ADRFAM.
+        1 => pub family: u8,
+        /// SUBTYPE.
+        2 => pub subsystem_type: u8,
+        /// TREQ: bits 1:0 secure channel (0 not said, 1 required, 2 not), bit 2 flow control of
+        /// submission queues can be disabled.
+        3 => pub requirements: u8,
+        /// PORTID: port of the subsystem.
+        4 => pub port_id: U16,
+        /// CNTLID: FFFFh for the dynamic controller model, FFFEh for any of the static.
+        6 => pub controller_id: U16,
+        /// ASQSZ: entries of the admin submission queue at most; 32 at least.
+        8 => pub admin_queue_entries: U16,
+        /// EFLAGS: see [`entry_flags`].
+        10 => pub flags: U16,
+        #[doc(hidden)]
+        12 => pub _reserved12: [u8; 20],
+        /// TRSVCID: port number, decimal ASCII.
+        32 => pub service: [u8; 32],
+        #[doc(hidden)]
+        64 => pub _reserved64: [u8; 192],
+        /// SUBNQN: name of the subsystem.
+        256 => pub subnqn: [u8; 256],
+        /// TRADDR: address, ASCII.
+        512 => pub address: [u8; 256],
+        /// TSAS: of TCP, byte 0 is the security: 0 none, 2 TLS 1.3.
+        768 => pub transport_specific: [u8; 256],
+    }
+}
+
+/// EFLAGS, bits.
+pub mod entry_flags {
+    /// DUPRETINFO: other entries have the same content.
+    pub const DUPLICATE: u16 = 1 << 0;
+    /// EPCSD: persistent connections to this discovery subsystem are supported.
+    pub const PERSISTENT: u16 = 1 << 1;
+    /// NCC: no discovery client is connected to a central discovery controller.
+    pub const NO_CDC: u16 = 1 << 2;
+}
+
+/// TREQ bit 2: flow control of submission queues can be disabled.
+pub const FLOW_CONTROL_OPTIONAL: u8 = 1 << 2;
+/// TREQ bits 1:0: a secure channel is not required.
+pub const SECURE_CHANNEL_NOT_REQUIRED: u8 = 2;
+
+impl DiscoveryEntry {
+    /// An entry for `subnqn` at the TCP address `at`, on port `port_id` of the subsystem, of the
+    /// dynamic controller model, with flow control optional and no secure channel.
+    #[must_use]
+    pub fn tcp(kind: SubsystemType, subnqn: &Nqn, at: SocketAddr, port_id: u16) -> Self {
+        let family = match at.ip() {
+            IpAddr::V4(_) => AddressFamily::IPV4,
+            IpAddr::V6(_) => AddressFamily::IPV6,
+        };
+        let mut entry = Self {
+            transport: Transport::TCP.0,
+            family: family.0,
+            subsystem_type: kind.0,
+            requirements: FLOW_CONTROL_OPTIONAL | SECURE_CHANNEL_NOT_REQUIRED,
+            port_id: U16::new(port_id),
+            controller_id: U16::new(crate::command::fabrics::CONTROLLER_ID_DYNAMIC),
+            admin_queue_entries: U16::new(FABRICS_ADMIN_QUEUE_MIN_ENTRIES),
+            subnqn: subnqn.to_field(),
+            ..Self::default()
+        };
+        fill_ascii(&mut entry.service, &at.port().to_string());
+        fill_ascii(&mut entry.address, &at.ip().to_string());
+        entry
+    }
+
+    /// Name of the subsystem.
+    ///
+    /// # Errors
+    ///
+    /// Why the field is no name.
+    pub fn subnqn(&self) -> Result<Nqn, NqnError> {
+        Nqn::from_field(&self.subnqn)
+    }
+
+    /// The TCP address and port, of an entry for TCP over IPv4 or IPv6; `None` of another, or when
+    /// they cannot be read.
+    #[must_use]
+    pub fn tcp_address(&self) -> Option<SocketAddr> {
+        let address: IpAddr = ascii(&self.address)?.parse().ok()?;
+        let family = match address {
+            IpAddr::V4(_) => AddressFamily::IPV4,
+            IpAddr::V6(_) => AddressFamily::IPV6,
+        };
+        if self.transport != Transport::TCP.0 || self.family != family.0 {
+            return None;
+        }
+        Some(SocketAddr::new(address, ascii(&self.service)?.parse().ok()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Wire;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_entry_is_laid_out_as_linux_reads_it() {
+        let name = Nqn::new("nqn.2024-01.example:db").unwrap();
+        let at = "192.0.2.7:4420".parse().unwrap();
+        let entry = DiscoveryEntry::tcp(SubsystemType::NVM, &name, at, 1);
+        assert_eq!(entry.bytes()[..10], [3, 1, 2, 6, 1, 0, 0xff, 0xff, 32, 0]);
+        assert_eq!(&entry.service[..5], b"4420 ");
+        assert_eq!(&entry.address[..10], b"192.0.2.7 ");
+        assert_eq!(entry.subnqn(), Ok(name));
+    }
+
+    #[test]
+    fn an_address_of_another_family_or_transport_is_none() {
+        let at: SocketAddr = "[2001:db8::1]:4420".parse().unwrap();
+        let good = DiscoveryEntry::tcp(SubsystemType::NVM, &Nqn::discovery(), at, 1);
+        assert_eq!(good.tcp_address(), Some(at));
+        let family = DiscoveryEntry { family: AddressFamily::IPV4.0, ..good };
+        assert_eq!(family.tcp_address(), None);
+        let transport = DiscoveryEntry { transport: Transport::RDMA.0, ..good };
+        assert_eq!(transport.tcp_address(), None);
+        let service = DiscoveryEntry { service: [b'9'; 32], ..good };
+        assert_eq!(service.tcp_address(), None);
+    }
+
+    proptest! {
+        #[test]
+        fn an_address_round_trips(ip: IpAddr, port: u16) {
+            let at = SocketAddr::new(ip, port);
+            let entry = DiscoveryEntry::tcp(SubsystemType::NVM, &Nqn::discovery(), at, 1);
+            prop_assert_eq!(entry.tcp_address(), Some(at));
+        }
+
+        #[test]
+        fn any_bytes_are_judged(bytes in prop::collection::vec(any::<u8>(), 1024)) {
+            let entry = DiscoveryEntry::view(&bytes).unwrap();
+            let _ = (entry.tcp_address(), entry.subnqn());
+        }
+    }
+}

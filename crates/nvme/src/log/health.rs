@@ -1,0 +1,170 @@
+//! Error information, SMART / health and firmware slots (Base 5.1.12.1).
+
+use crate::status::Status;
+use crate::wire::{U16, U32, U64, U128, fill_ascii, wire};
+
+wire! {
+    /// One entry of Error Information; the newest is first.
+    pub struct ErrorEntry [64] {
+        /// Error count: a number of its own, from 1 and never again; 0 is an unused entry.
+        0 => pub error_count: U64,
+        /// Submission queue of the command; FFFFh when none.
+        8 => pub sqid: U16,
+        /// Identifier of the command; FFFFh when none.
+        10 => pub cid: U16,
+        /// Status in bits 15:1, as in the completion.
+        12 => pub status_phase: U16,
+        /// Where in the command the error is: byte in bits 7:0, bit in 10:8; FFFFh when nowhere.
+        14 => pub parameter_location: U16,
+        /// First block that had the error.
+        16 => pub block: U64,
+        /// Namespace.
+        24 => pub nsid: U32,
+        /// Vendor specific log page with more, or 0.
+        28 => pub vendor_log: u8,
+        /// TRTYPE: transport, as in a discovery entry.
+        29 => pub transport: u8,
+        /// CSI: command set.
+        30 => pub csi: u8,
+        /// Opcode of the command.
+        31 => pub opcode: u8,
+        /// Command specific information.
+        32 => pub command_specific: U64,
+        /// Transport specific information.
+        40 => pub transport_specific: U16,
+        #[doc(hidden)]
+        42 => pub _reserved42: [u8; 21],
+        /// Version of the entry; 1 when byte 30 and 31 are valid.
+        63 => pub version: u8,
+    }
+
+    /// SMART / Health Information.
+    pub struct SmartHealth [512] {
+        /// Critical warning; see [`SmartHealth::WARNING_SPARE`] and the next.
+        0 => pub critical_warning: u8,
+        /// Composite temperature, kelvins.
+        1 => pub temperature_kelvins: U16,
+        /// Available spare, percent.
+        3 => pub available_spare: u8,
+        /// Below this available spare is a warning, percent.
+        4 => pub spare_threshold: u8,
+        /// Percentage used; may exceed 100, and 255 is also more.
+        5 => pub percentage_used: u8,
+        /// Endurance group critical warning summary.
+        6 => pub endurance_warning: u8,
+        #[doc(hidden)]
+        7 => pub _reserved7: [u8; 25],
+        /// Data units read: thousands of 512 bytes, rounded up.
+        32 => pub data_units_read: U128,
+        /// Data units written: thousands of 512 bytes, rounded up.
+        48 => pub data_units_written: U128,
+        /// Read commands.
+        64 => pub host_reads: U128,
+        /// Write commands.
+        80 => pub host_writes: U128,
+        /// Controller busy, minutes.
+        96 => pub busy_minutes: U128,
+        /// Power cycles.
+        112 => pub power_cycles: U128,
+        /// Power on, hours.
+        128 => pub power_on_hours: U128,
+        /// Unsafe shutdowns.
+        144 => pub unsafe_shutdowns: U128,
+        /// Media and data integrity errors.
+        160 => pub media_errors: U128,
+        /// Entries ever made in the error log.
+        176 => pub error_entries: U128,
+        /// Above the warning temperature, minutes.
+        192 => pub warning_minutes: U32,
+        /// Above the critical temperature, minutes.
+        196 => pub critical_minutes: U32,
+        /// Temperature sensors, kelvins; 0 is none.
+        200 => pub sensors_kelvins: [U16; 8],
+        /// Transitions to thermal management temperature 1.
+        216 => pub thermal1_transitions: U32,
+        /// Transitions to thermal management temperature 2.
+        220 => pub thermal2_transitions: U32,
+        /// Time in thermal management 1, seconds.
+        224 => pub thermal1_s: U32,
+        /// Time in thermal management 2, seconds.
+        228 => pub thermal2_s: U32,
+        #[doc(hidden)]
+        232 => pub _reserved232: [u8; 280],
+    }
+
+    /// Firmware Slot Information.
+    pub struct FirmwareSlots [512] {
+        /// AFI: bits 2:0 the slot that runs, bits 6:4 the slot after the next reset.
+        0 => pub active: u8,
+        #[doc(hidden)]
+        1 => pub _reserved1: [u8; 7],
+        /// FRS1 to FRS7: revision in each slot, ASCII padded with spaces; 0 when empty.
+        8 => pub revisions: [[u8; 8]; 7],
+        #[doc(hidden)]
+        64 => pub _reserved64: [u8; 448],
+    }
+}
+
+/// What a data unit of [`SmartHealth`] is: 1000 x 512 bytes.
+const DATA_UNIT_BYTES: u128 = 512_000;
+
+impl ErrorEntry {
+    /// SQID, CID or location of an error that is about none.
+    pub const NONE: u16 = 0xffff;
+
+    /// Its status.
+    #[must_use]
+    pub const fn status(&self) -> Status {
+        Status::from_cqe(self.status_phase.get())
+    }
+}
+
+impl SmartHealth {
+    /// Critical warning: available spare is below its threshold.
+    pub const WARNING_SPARE: u8 = 1 << 0;
+    /// Critical warning: temperature.
+    pub const WARNING_TEMPERATURE: u8 = 1 << 1;
+    /// Critical warning: reliability is degraded.
+    pub const WARNING_RELIABILITY: u8 = 1 << 2;
+    /// Critical warning: the media is read only.
+    pub const WARNING_READ_ONLY: u8 = 1 << 3;
+
+    /// Data units of `bytes`, rounded up as the specification wants it.
+    #[must_use]
+    pub const fn data_units(bytes: u128) -> U128 {
+        U128::new(bytes.div_ceil(DATA_UNIT_BYTES))
+    }
+}
+
+impl FirmwareSlots {
+    /// One slot, which runs `revision`: 8 characters at most.
+    #[must_use]
+    pub fn one(revision: &str) -> Self {
+        let mut slots = Self { active: 1, ..Self::default() };
+        fill_ascii(&mut slots.revisions[0], revision);
+        slots
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_units_round_up() {
+        for (bytes, units) in [(0, 0), (1, 1), (512_000, 1), (512_001, 2)] {
+            assert_eq!(SmartHealth::data_units(bytes).get(), units);
+        }
+        assert!(SmartHealth::data_units(u128::MAX).get() > 0);
+    }
+
+    #[test]
+    fn one_slot_runs() {
+        let slots = FirmwareSlots::one("0.1.0");
+        assert_eq!(slots.active, 1);
+        assert_eq!(&slots.revisions[0], b"0.1.0   ");
+        assert_eq!(slots.revisions[1], [0; 8]);
+        let entry = ErrorEntry { status_phase: U16::new(0x8004), ..Default::default() };
+        assert_eq!(entry.status(), Status::INVALID_FIELD.dnr());
+    }
+}

@@ -1,0 +1,362 @@
+//! What a completion says: status code type, status code and the bits beside them (Base 4.2.3).
+//!
+//! The status field of a completion queue entry is 15 bits in a 16-bit word whose lowest bit is the
+//! phase tag. [`Status`] is the 15 bits; [`Status::to_cqe`] and [`Status::from_cqe`] move them.
+
+use core::fmt;
+
+/// Status code types (SCT).
+pub mod sct {
+    /// Generic command status.
+    pub const GENERIC: u8 = 0;
+    /// Command specific status.
+    pub const COMMAND_SPECIFIC: u8 = 1;
+    /// Media and data integrity errors.
+    pub const MEDIA: u8 = 2;
+    /// Path related status.
+    pub const PATH: u8 = 3;
+    /// Vendor specific.
+    pub const VENDOR: u8 = 7;
+}
+
+/// The status field of a completion, without the phase tag.
+///
+/// Bits 7:0 status code, 10:8 status code type, 12:11 command retry delay, 13 more, 14 do not
+/// retry. The constants have neither delay, more nor do not retry; [`Status::dnr`] adds the last.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Status(u16);
+
+const CODE_MASK: u16 = 0x07ff;
+const MORE: u16 = 1 << 13;
+const DO_NOT_RETRY: u16 = 1 << 14;
+
+impl Status {
+    /// The status of type `sct` (its low 3 bits) and code `sc`.
+    #[must_use]
+    pub const fn new(sct: u8, sc: u8) -> Self {
+        Self(((sct as u16 & 7) << 8) | sc as u16)
+    }
+
+    /// The status in the last word of a completion queue entry.
+    #[must_use]
+    #[inline]
+    pub const fn from_cqe(word: u16) -> Self {
+        Self(word >> 1)
+    }
+
+    /// The last word of a completion queue entry. Over fabrics the phase tag is always 0.
+    #[must_use]
+    #[inline]
+    pub const fn to_cqe(self) -> u16 {
+        self.0 << 1
+    }
+
+    /// Status code type, 0 to 7; see [`sct`].
+    #[must_use]
+    pub const fn sct(self) -> u8 {
+        (self.0 >> 8) as u8 & 7
+    }
+
+    /// Status code.
+    #[must_use]
+    pub const fn sc(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// Type and code alone: what the constants are compared with.
+    #[must_use]
+    #[inline]
+    pub const fn code(self) -> Self {
+        Self(self.0 & CODE_MASK)
+    }
+
+    /// Whether the command succeeded.
+    #[must_use]
+    #[inline]
+    pub const fn is_success(self) -> bool {
+        self.0 & CODE_MASK == 0
+    }
+
+    /// The same, saying that the command would fail again if it were sent again.
+    #[must_use]
+    pub const fn dnr(self) -> Self {
+        Self(self.0 | DO_NOT_RETRY)
+    }
+
+    /// Whether the command would fail again if it were sent again.
+    #[must_use]
+    pub const fn is_dnr(self) -> bool {
+        self.0 & DO_NOT_RETRY != 0
+    }
+
+    /// The same, saying that the error log has more about it.
+    #[must_use]
+    pub const fn more(self) -> Self {
+        Self(self.0 | MORE)
+    }
+
+    /// Whether the error log has more about it.
+    #[must_use]
+    pub const fn is_more(self) -> bool {
+        self.0 & MORE != 0
+    }
+
+    /// Which of the controller's command retry delays to wait before a retry, 0 (none) to 3.
+    #[must_use]
+    pub const fn retry_delay_index(self) -> u8 {
+        (self.0 >> 11) as u8 & 3
+    }
+
+    /// Whether it is about the path and not about the command: another path may succeed.
+    #[must_use]
+    pub const fn is_path_error(self) -> bool {
+        self.sct() == sct::PATH
+    }
+
+    /// The specification's name of type and code; `None` when reserved or vendor specific.
+    ///
+    /// Command specific codes from 80h are the command set's: of a fabrics command they are named
+    /// by [`Status::fabrics_name`].
+    #[must_use]
+    pub const fn name(self) -> Option<&'static str> {
+        match self.sct() {
+            sct::GENERIC => generic_name(self.sc()),
+            sct::COMMAND_SPECIFIC => match command_name(self.sc()) {
+                None => io_name(self.sc()),
+                name => name,
+            },
+            sct::MEDIA => media_name(self.sc()),
+            sct::PATH => path_name(self.sc()),
+            _ => None,
+        }
+    }
+
+    /// The name of the status of a fabrics command.
+    #[must_use]
+    pub const fn fabrics_name(self) -> Option<&'static str> {
+        if self.sct() == sct::COMMAND_SPECIFIC && self.sc() >= 0x80 {
+            fabrics_name(self.sc())
+        } else {
+            self.name()
+        }
+    }
+}
+
+/// Declares constants of one status code type, and the function from code to name.
+macro_rules! statuses {
+    ($sct:expr, $name_of:ident { $( $constant:ident = $value:literal, $text:literal; )* }) => {
+        impl Status {
+            $(
+                #[doc = concat!($text, " (", stringify!($value), ").")]
+                pub const $constant: Self = Self::new($sct, $value);
+            )*
+        }
+
+        const fn $name_of(sc: u8) -> Option<&'static str> {
+            match sc {
+                $( $value => Some($text), )*
+                _ => None,
+            }
+        }
+    };
+}
+
+statuses! {
+    sct::GENERIC, generic_name {
+        SUCCESS = 0x00, "Successful Completion";
+        INVALID_OPCODE = 0x01, "Invalid Command Opcode";
+        INVALID_FIELD = 0x02, "Invalid Field in Command";
+        COMMAND_ID_CONFLICT = 0x03, "Command ID Conflict";
+        DATA_TRANSFER_ERROR = 0x04, "Data Transfer Error";
+        ABORTED_POWER_LOSS = 0x05, "Commands Aborted due to Power Loss Notification";
+        INTERNAL_ERROR = 0x06, "Internal Error";
+        ABORT_REQUESTED = 0x07, "Command Abort Requested";
+        ABORTED_SQ_DELETION = 0x08, "Command Aborted due to SQ Deletion";
+        ABORTED_FAILED_FUSED = 0x09, "Command Aborted due to Failed Fused Command";
+        ABORTED_MISSING_FUSED = 0x0a, "Command Aborted due to Missing Fused Command";
+        INVALID_NAMESPACE = 0x0b, "Invalid Namespace or Format";
+        COMMAND_SEQUENCE_ERROR = 0x0c, "Command Sequence Error";
+        INVALID_SGL_SEGMENT = 0x0d, "Invalid SGL Segment Descriptor";
+        INVALID_SGL_COUNT = 0x0e, "Invalid Number of SGL Descriptors";
+        DATA_SGL_LENGTH_INVALID = 0x0f, "Data SGL Length Invalid";
+        METADATA_SGL_LENGTH_INVALID = 0x10, "Metadata SGL Length Invalid";
+        SGL_TYPE_INVALID = 0x11, "SGL Descriptor Type Invalid";
+        INVALID_USE_OF_CMB = 0x12, "Invalid Use of Controller Memory Buffer";
+        PRP_OFFSET_INVALID = 0x13, "PRP Offset Invalid";
+        ATOMIC_WRITE_UNIT_EXCEEDED = 0x14, "Atomic Write Unit Exceeded";
+        OPERATION_DENIED = 0x15, "Operation Denied";
+        SGL_OFFSET_INVALID = 0x16, "SGL Offset Invalid";
+        HOST_ID_INCONSISTENT = 0x18, "Host Identifier Inconsistent Format";
+        KEEP_ALIVE_EXPIRED = 0x19, "Keep Alive Timer Expired";
+        KEEP_ALIVE_INVALID = 0x1a, "Keep Alive Timeout Invalid";
+        ABORTED_PREEMPT = 0x1b, "Command Aborted due to Preempt and Abort";
+        SANITIZE_FAILED = 0x1c, "Sanitize Failed";
+        SANITIZE_IN_PROGRESS = 0x1d, "Sanitize In Progress";
+        SGL_GRANULARITY_INVALID = 0x1e, "SGL Data Block Granularity Invalid";
+        NOT_SUPPORTED_IN_CMB_QUEUE = 0x1f, "Command Not Supported for Queue in CMB";
+        WRITE_PROTECTED = 0x20, "Namespace is Write Protected";
+        COMMAND_INTERRUPTED = 0x21, "Command Interrupted";
+        TRANSIENT_TRANSPORT_ERROR = 0x22, "Transient Transport Error";
+        PROHIBITED_BY_LOCKDOWN = 0x23, "Command Prohibited by Command and Feature Lockdown";
+        ADMIN_MEDIA_NOT_READY = 0x24, "Admin Command Media Not Ready";
+        INVALID_KEY_TAG = 0x25, "Invalid Key Tag";
+        DISPERSED_NAMESPACE_NOT_ENABLED = 0x26, "Host Dispersed Namespace Support Not Enabled";
+        HOST_ID_NOT_INITIALIZED = 0x27, "Host Identifier Not Initialized";
+        INCORRECT_KEY = 0x28, "Incorrect Key";
+        FDP_DISABLED = 0x29, "FDP Disabled";
+        INVALID_PLACEMENT_HANDLE_LIST = 0x2a, "Invalid Placement Handle List";
+        LBA_OUT_OF_RANGE = 0x80, "LBA Out of Range";
+        CAPACITY_EXCEEDED = 0x81, "Capacity Exceeded";
+        NAMESPACE_NOT_READY = 0x82, "Namespace Not Ready";
+        RESERVATION_CONFLICT = 0x83, "Reservation Conflict";
+        FORMAT_IN_PROGRESS = 0x84, "Format In Progress";
+    }
+}
+
+statuses! {
+    sct::COMMAND_SPECIFIC, command_name {
+        COMPLETION_QUEUE_INVALID = 0x00, "Completion Queue Invalid";
+        INVALID_QUEUE_ID = 0x01, "Invalid Queue Identifier";
+        INVALID_QUEUE_SIZE = 0x02, "Invalid Queue Size";
+        ABORT_LIMIT_EXCEEDED = 0x03, "Abort Command Limit Exceeded";
+        ASYNC_EVENT_LIMIT_EXCEEDED = 0x05, "Asynchronous Event Request Limit Exceeded";
+        INVALID_FIRMWARE_SLOT = 0x06, "Invalid Firmware Slot";
+        INVALID_FIRMWARE_IMAGE = 0x07, "Invalid Firmware Image";
+        INVALID_INTERRUPT_VECTOR = 0x08, "Invalid Interrupt Vector";
+        INVALID_LOG_PAGE = 0x09, "Invalid Log Page";
+        INVALID_FORMAT = 0x0a, "Invalid Format";
+        INVALID_QUEUE_DELETION = 0x0c, "Invalid Queue Deletion";
+        FEATURE_NOT_SAVEABLE = 0x0d, "Feature Identifier Not Saveable";
+        FEATURE_NOT_CHANGEABLE = 0x0e, "Feature Not Changeable";
+        FEATURE_NOT_NAMESPACE_SPECIFIC = 0x0f, "Feature Not Namespace Specific";
+        OVERLAPPING_RANGE = 0x14, "Overlapping Range";
+        NAMESPACE_INSUFFICIENT_CAPACITY = 0x15, "Namespace Insufficient Capacity";
+        NAMESPACE_ID_UNAVAILABLE = 0x16, "Namespace Identifier Unavailable";
+        NAMESPACE_ALREADY_ATTACHED = 0x18, "Namespace Already Attached";
+        NAMESPACE_IS_PRIVATE = 0x19, "Namespace Is Private";
+        NAMESPACE_NOT_ATTACHED = 0x1a, "Namespace Not Attached";
+        THIN_PROVISIONING_NOT_SUPPORTED = 0x1b, "Thin Provisioning Not Supported";
+        CONTROLLER_LIST_INVALID = 0x1c, "Controller List Invalid";
+        SELF_TEST_IN_PROGRESS = 0x1d, "Device Self-test In Progress";
+        INVALID_CONTROLLER_ID = 0x1f, "Invalid Controller Identifier";
+        ANA_GROUP_ID_INVALID = 0x24, "ANA Group Identifier Invalid";
+        ANA_ATTACH_FAILED = 0x25, "ANA Attach Failed";
+        INSUFFICIENT_CAPACITY = 0x26, "Insufficient Capacity";
+        NAMESPACE_ATTACHMENT_LIMIT = 0x27, "Namespace Attachment Limit Exceeded";
+        COMMAND_SET_NOT_SUPPORTED = 0x29, "I/O Command Set Not Supported";
+        COMMAND_SET_NOT_ENABLED = 0x2a, "I/O Command Set Not Enabled";
+        COMMAND_SET_COMBINATION_REJECTED = 0x2b, "I/O Command Set Combination Rejected";
+        INVALID_COMMAND_SET = 0x2c, "Invalid I/O Command Set";
+        IDENTIFIER_UNAVAILABLE = 0x2d, "Identifier Unavailable";
+        INVALID_DISCOVERY_INFORMATION = 0x2f, "Invalid Discovery Information";
+        NOT_ENOUGH_RESOURCES = 0x38, "Not Enough Resources";
+    }
+}
+
+statuses! {
+    sct::COMMAND_SPECIFIC, io_name {
+        CONFLICTING_ATTRIBUTES = 0x80, "Conflicting Attributes";
+        INVALID_PROTECTION_INFORMATION = 0x81, "Invalid Protection Information";
+        WRITE_TO_READ_ONLY_RANGE = 0x82, "Attempted Write to Read Only Range";
+        COMMAND_SIZE_LIMIT_EXCEEDED = 0x83, "Command Size Limit Exceeded";
+    }
+}
+
+statuses! {
+    sct::COMMAND_SPECIFIC, fabrics_name {
+        CONNECT_INCOMPATIBLE_FORMAT = 0x80, "Connect Incompatible Format";
+        CONNECT_CONTROLLER_BUSY = 0x81, "Connect Controller Busy";
+        CONNECT_INVALID_PARAMETERS = 0x82, "Connect Invalid Parameters";
+        CONNECT_RESTART_DISCOVERY = 0x83, "Connect Restart Discovery";
+        CONNECT_INVALID_HOST = 0x84, "Connect Invalid Host";
+        INVALID_QUEUE_TYPE = 0x85, "Invalid Queue Type";
+        DISCOVER_RESTART = 0x90, "Discover Restart";
+        AUTHENTICATION_REQUIRED = 0x91, "Authentication Required";
+    }
+}
+
+statuses! {
+    sct::MEDIA, media_name {
+        WRITE_FAULT = 0x80, "Write Fault";
+        UNRECOVERED_READ_ERROR = 0x81, "Unrecovered Read Error";
+        GUARD_CHECK_ERROR = 0x82, "End-to-end Guard Check Error";
+        APPLICATION_TAG_CHECK_ERROR = 0x83, "End-to-end Application Tag Check Error";
+        REFERENCE_TAG_CHECK_ERROR = 0x84, "End-to-end Reference Tag Check Error";
+        COMPARE_FAILURE = 0x85, "Compare Failure";
+        ACCESS_DENIED = 0x86, "Access Denied";
+        DEALLOCATED_BLOCK = 0x87, "Deallocated or Unwritten Logical Block";
+        STORAGE_TAG_CHECK_ERROR = 0x88, "End-to-End Storage Tag Check Error";
+    }
+}
+
+statuses! {
+    sct::PATH, path_name {
+        INTERNAL_PATH_ERROR = 0x00, "Internal Path Error";
+        ANA_PERSISTENT_LOSS = 0x01, "Asymmetric Access Persistent Loss";
+        ANA_INACCESSIBLE = 0x02, "Asymmetric Access Inaccessible";
+        ANA_TRANSITION = 0x03, "Asymmetric Access Transition";
+        CONTROLLER_PATHING_ERROR = 0x60, "Controller Pathing Error";
+        HOST_PATHING_ERROR = 0x70, "Host Pathing Error";
+        ABORTED_BY_HOST = 0x71, "Command Aborted By Host";
+    }
+}
+
+impl fmt::Display for Status {
+    /// Name and numbers; both names where a code is one thing to an I/O and another to Connect.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.name(), self.fabrics_name()) {
+            (Some(name), Some(fabrics)) if name != fabrics => write!(f, "{name} or {fabrics}")?,
+            (Some(name), _) | (None, Some(name)) => f.write_str(name)?,
+            (None, None) => f.write_str("Unknown Status")?,
+        }
+        write!(f, " ({:x}h/{:02x}h", self.sct(), self.sc())?;
+        f.write_str(if self.is_dnr() { ", do not retry)" } else { ")" })
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Status({self})")
+    }
+}
+
+impl std::error::Error for Status {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn bits_are_where_the_completion_has_them() {
+        // As Linux and the specification print them: DNR is bit 14 of the field, SCT from bit 8.
+        assert_eq!(Status::INVALID_FIELD.dnr().to_cqe(), 0x8004);
+        assert_eq!(Status::ANA_INACCESSIBLE.to_cqe(), 0x0604);
+        assert_eq!(Status::CONNECT_INVALID_PARAMETERS.dnr().to_cqe() >> 1, 0x4182);
+        assert_eq!(Status::from_cqe(0x0001), Status::SUCCESS);
+        assert!(Status::from_cqe(0x8000).is_success() && Status::from_cqe(0x8000).is_dnr());
+        assert_eq!(Status::from_cqe(0x3000).retry_delay_index(), 3);
+        assert!(Status::from_cqe(0x4000).is_more());
+        assert!(Status::HOST_PATHING_ERROR.is_path_error());
+    }
+
+    #[test]
+    fn a_code_shared_by_two_command_sets_is_shown_with_both_names() {
+        let text = Status::CONNECT_INVALID_PARAMETERS.dnr().to_string();
+        let both = "Attempted Write to Read Only Range or Connect Invalid Parameters";
+        assert_eq!(text, format!("{both} (1h/82h, do not retry)"));
+        assert_eq!(Status::INVALID_OPCODE.to_string(), "Invalid Command Opcode (0h/01h)");
+        assert_eq!(Status::new(7, 0xc1).to_string(), "Unknown Status (7h/c1h)");
+        assert_eq!(Status::AUTHENTICATION_REQUIRED.to_string(), "Authentication Required (1h/91h)");
+    }
+
+    proptest! {
+        #[test]
+        fn any_word_round_trips_but_for_its_phase(word: u16) {
+            let status = Status::from_cqe(word);
+            prop_assert_eq!(status.to_cqe(), word & !1);
+            prop_assert_eq!(Status::new(status.sct(), status.sc()), status.code());
+            prop_assert!(!status.to_string().is_empty());
+        }
+    }
+}

@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# Install what building, testing and the demo need on a Debian or Ubuntu machine.
+#
+#   scripts/setup.sh
+#
+# Looks for each program first and installs only what is missing, so that it is quick the second
+# time and needs no root then. Programs that only some tests use are optional: those tests say
+# that they are skipped. Exit status: 0 all that is needed is here; 1 something is not, and how
+# to get it is printed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PATH=$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin
+
+# PROGRAM:PACKAGE, or FILE:PACKAGE
+needed=(
+    cc:gcc /usr/include/stdio.h:libc6-dev make:make git:git fio:fio
+    /etc/ssl/certs/ca-certificates.crt:ca-certificates
+)
+optional=(
+    # NBD clients, and servers to compare with.
+    nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdkit:nbdkit
+    qemu-img:qemu-utils qemu-io:qemu-utils qemu-nbd:qemu-utils
+    # The test guest: the Linux kernel's NVMe/TCP host under QEMU.
+    qemu-system-x86_64:qemu-system-x86 nvme:nvme-cli busybox:busybox-static cpio:cpio
+    mkfs.ext4:e2fsprogs fsck.ext4:e2fsprogs blkdiscard:util-linux
+    modprobe:kmod depmod:kmod flock:util-linux zstd:zstd xz:xz-utils
+)
+
+have() {
+    [[ $1 == /* && -e $1 ]] || command -v "$1" >/dev/null
+}
+
+# Packages of the programs in "$@" (PROGRAM:PACKAGE) that are not here, each once.
+missing_packages() {
+    local pair
+    for pair in "$@"; do
+        have "${pair%%:*}" || echo "${pair#*:}"
+    done | sort -u
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    else
+        sudo "$@"
+    fi
+}
+
+# Whether packages can be installed at all; says why not.
+can_install() {
+    if ! have apt-get; then
+        echo "setup: no apt-get here: install what these Debian packages hold: $*" >&2
+    elif [ "$(id -u)" != 0 ] && ! have sudo; then
+        echo "setup: neither root nor sudo here: as root, run: apt-get install $*" >&2
+    else
+        return 0
+    fi
+    return 1
+}
+
+lists_are_fresh=
+apt_install() {
+    if [ -z "$lists_are_fresh" ]; then
+        # May fail in part (a source of the user's own); the installation tells.
+        as_root apt-get update -qq || true
+        lists_are_fresh=yes
+    fi
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+}
+
+# The compiler version that Cargo.toml asks for, and the one here ("" if none).
+rust_needed=$(sed -nE 's/^rust-version = "([0-9.]+)"$/\1/p' Cargo.toml)
+rust_here() {
+    have cargo && rustc --version 2>/dev/null | sed -nE 's/^rustc ([0-9.]+).*$/\1/p'
+}
+rust_is_new_enough() {
+    local here
+    here=$(rust_here) && [ -n "$here" ] &&
+        [ "$(printf '%s\n' "$rust_needed" "$here" | sort -V | head -n 1)" = "$rust_needed" ]
+}
+
+install_rust() {
+    # Debian 13 and Ubuntu 24.04 have rustup as a package.
+    have rustup || ! can_install rustup || apt_install rustup >/dev/null 2>&1 || true
+    if have rustup; then
+        rustup toolchain install stable --profile minimal -c clippy -c rustfmt &&
+            rustup default stable
+    fi
+    rust_is_new_enough
+}
+
+status=0
+
+mapfile -t packages < <(missing_packages "${needed[@]}")
+if [ ${#packages[@]} -gt 0 ]; then
+    echo "setup: installing ${packages[*]}"
+    can_install "${packages[@]}" && apt_install "${packages[@]}" || true
+    mapfile -t packages < <(missing_packages "${needed[@]}")
+    if [ ${#packages[@]} -gt 0 ]; then
+        echo "setup: still missing, and needed: ${packages[*]}" >&2
+        status=1
+    fi
+fi
+
+mapfile -t packages < <(missing_packages "${optional[@]}")
+if [ ${#packages[@]} -gt 0 ]; then
+    echo "setup: installing, for the tests: ${packages[*]}"
+    # All at once is quickest; one by one saves the rest where one does not exist.
+    if can_install "${packages[@]}" && ! apt_install "${packages[@]}"; then
+        for package in "${packages[@]}"; do
+            apt_install "$package" || true
+        done
+    fi
+    mapfile -t packages < <(missing_packages "${optional[@]}")
+    if [ ${#packages[@]} -gt 0 ]; then
+        echo "setup: without ${packages[*]}: the tests that use them will be skipped"
+    fi
+fi
+
+if ! rust_is_new_enough && ! install_rust; then
+    cat >&2 <<END
+setup: Rust $rust_needed or newer is needed, $(rust_here || echo none) is here.
+       Install it as https://rustup.rs says, then run this again.
+END
+    status=1
+fi
+
+exit $status

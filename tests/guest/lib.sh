@@ -1,0 +1,52 @@
+# What the scripts in the guest share. The host reads and answers on the control line, file
+# descriptor 3 (the second serial port), one line a message:
+#
+#   guest  STEP name     a step begins; its output goes to NAME.log on the share
+#   guest  PASS name     it passed
+#   guest  FAIL name     it failed, and the script ends
+#   guest  ASK request   the guest waits until the host has done what is asked
+#   host   OK            it is done
+#   host   NO reason     it could not be done
+
+# step NAME COMMAND...: run the command (often a function) as a step.
+step() {
+    step_name=$1
+    shift
+    echo "STEP $step_name" >&3
+    # Not in a condition: there the shell would ignore -e inside.
+    (
+        set -ex
+        "$@"
+    ) >"/share/$step_name.log" 2>&1
+    step_status=$?
+    if [ $step_status -ne 0 ]; then
+        dmesg | tail -n 40 >"/share/$step_name.dmesg.log"
+        echo "FAIL $step_name" >&3
+        exit 1
+    fi
+    echo "PASS $step_name" >&3
+}
+
+# ask REQUEST...: have the host do something, and wait for it.
+ask() {
+    echo "ASK $*" >&3
+    read -r answer <&3
+    [ "$answer" = OK ]
+}
+
+# eventually COMMAND...: wait until it succeeds. The limit is a safety net, not a measurement.
+eventually() {
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        [ $tries -lt 1200 ]
+        usleep 50000
+    done 2>/dev/null
+}
+
+# refused COMMAND...: the command must fail. (-e does not see what follows a `!`.)
+refused() {
+    if "$@"; then
+        return 1
+    fi
+}

@@ -1,0 +1,206 @@
+# What the Linux kernel's NVMe/TCP host does with a volume, from discovery to disconnect.
+# Needs ADDRESS, PORT, NQN, SIZE_BYTES. The volume has no data that matters.
+
+# The controller (nvme0) and the namespace's block device (nvme0n1) of the one connection.
+# Their numbers differ from one connection to the next. nvme0c0n1 is a hidden multipath leg.
+controller() {
+    for entry in /sys/class/nvme/nvme*; do
+        if [ "$(cat "$entry/subsysnqn")" = "$NQN" ]; then
+            basename "$entry"
+            return
+        fi
+    done
+    return 1
+}
+namespace() {
+    for entry in /sys/block/nvme*; do
+        case ${entry##*/} in
+            nvme*c*n*) ;;
+            nvme*n*)
+                basename "$entry"
+                return
+                ;;
+        esac
+    done
+    return 1
+}
+
+attach() {
+    nvme connect -t tcp -a "$ADDRESS" -s "$PORT" -n "$NQN" \
+        --nr-io-queues=2 --reconnect-delay=1 --ctrl-loss-tmo=120 --keep-alive-tmo=5 "$@"
+    eventually namespace
+    eventually test -b "/dev/$(namespace)"
+}
+detach() {
+    nvme disconnect -n "$NQN"
+    eventually is_detached
+}
+is_detached() {
+    refused namespace && refused controller
+}
+is_live() {
+    [ "$(cat "/sys/class/nvme/$(controller)/state")" = live ]
+}
+
+# fio writes, then reads everything back and compares checksums.
+verify_fio() {
+    fio --name=verify --filename="/dev/$(namespace)" --ioengine=libaio --direct=1 \
+        --verify=crc32c --verify_fatal=1 --verify_state_save=0 --thread --randrepeat=1 --allrandrepeat=1 "$@"
+}
+
+discover() {
+    nvme discover -t tcp -a "$ADDRESS" -s "$PORT" >/tmp/discovery
+    cat /tmp/discovery
+    grep -q "^trtype: *tcp" /tmp/discovery
+    grep -q "^subnqn: *$NQN$" /tmp/discovery
+}
+
+connect() {
+    attach
+    is_live
+}
+
+# field NAME FILE: a number out of nvme-cli's "name : value" lines.
+field() {
+    sed -nE "s/^$1 *: *([^ ]+).*$/\1/p" "$2"
+}
+
+identify() {
+    nvme id-ctrl "/dev/$(controller)" >/tmp/id-ctrl
+    cat /tmp/id-ctrl
+    grep -q "^subnqn *: $NQN$" /tmp/id-ctrl
+    [ "$(field nn /tmp/id-ctrl)" -ge 1 ]
+    nvme list-ns "/dev/$(controller)"
+
+    nvme id-ns "/dev/$(namespace)" >/tmp/id-ns
+    cat /tmp/id-ns
+    block_bytes=$(cat "/sys/block/$(namespace)/queue/logical_block_size")
+    [ $(($(field nsze /tmp/id-ns) * block_bytes)) -eq "$SIZE_BYTES" ]
+    [ "$(blockdev --getsize64 "/dev/$(namespace)")" -eq "$SIZE_BYTES" ]
+    # Without an identity a host cannot tell a volume from another that took its name.
+    nvme ns-descs "/dev/$(namespace)" >/tmp/ns-descs
+    cat /tmp/ns-descs
+    grep -qE '^(uuid|nguid)' /tmp/ns-descs
+
+    nvme smart-log "/dev/$(controller)"
+    nvme error-log "/dev/$(controller)" >/dev/null
+    nvme fw-log "/dev/$(controller)"
+    nvme effects-log "/dev/$(controller)"
+    nvme get-feature "/dev/$(controller)" -f 7
+    # A command that no controller has: refused, and the connection lives.
+    refused nvme admin-passthru "/dev/$(controller)" --opcode=0x3c
+    is_live
+}
+
+list() {
+    nvme list >/tmp/list
+    cat /tmp/list
+    grep -q "^/dev/$(namespace) " /tmp/list
+    nvme list-subsys
+}
+
+read_write() {
+    # Sizes on both sides of the in-capsule limit and of the largest transfer.
+    verify_fio --rw=randwrite --bssplit=4k/50:16k/20:64k/20:128k/9:1m/1 --size=48m --iodepth=16
+    # Every write durable (FUA, or a flush after it).
+    verify_fio --rw=write --bs=4k --size=1m --sync=dsync
+    nvme flush "/dev/$(namespace)"
+}
+
+filesystem() {
+    device=/dev/$(namespace)
+    mkfs.ext4 -q -F -E nodiscard "$device"
+    mount -t ext4 "$device" /mnt
+    mkdir /mnt/files
+    dd if=/dev/urandom of=/mnt/files/large bs=1M count=8
+    seq 200 | while read -r number; do
+        dd if=/dev/urandom of="/mnt/files/$number" bs=1k count="$number"
+    done 2>/dev/null
+    (cd /mnt/files && sha256sum * >/tmp/sums)
+    rm /mnt/files/1??
+    sed -iE '/  1..$/d' /tmp/sums
+    umount /mnt
+    fsck.ext4 -f -n "$device"
+    # Drops every cached page of the device: what follows was read from the server.
+    blockdev --flushbufs "$device"
+    mount -t ext4 -o ro "$device" /mnt
+    (cd /mnt/files && sha256sum -c /tmp/sums >/dev/null)
+    umount /mnt
+}
+
+discard() {
+    # /usr/sbin: the shell would take busybox's own blkdiscard, which cannot write zeroes.
+    device=/dev/$(namespace)
+    [ "$(cat "/sys/block/$(namespace)/queue/discard_max_bytes")" -gt 0 ]
+    verify_fio --rw=write --bs=64k --size=8m
+    # What surrounds a discarded range keeps its data.
+    dd if="$device" of=/tmp/before bs=1M skip=4 count=4
+    /usr/sbin/blkdiscard --offset 0 --length $((4 << 20)) "$device"
+    dd if="$device" of=/tmp/after bs=1M skip=4 count=4 iflag=direct
+    cmp /tmp/before /tmp/after
+    # Zeroing is a promise, unlike discard.
+    /usr/sbin/blkdiscard --zeroout --offset 0 --length $((4 << 20)) "$device"
+    dd if="$device" bs=1M count=4 iflag=direct | cmp -n $((4 << 20)) - /dev/zero
+    /usr/sbin/blkdiscard "$device"
+}
+
+disconnect() {
+    detach
+}
+
+digests() {
+    attach --hdr-digest --data-digest
+    verify_fio --rw=randwrite --bssplit=4k/60:16k/20:64k/10:256k/10 --size=16m --iodepth=8
+    detach
+}
+
+reset() {
+    nvme reset "/dev/$(controller)"
+    eventually is_live
+    verify_fio --rw=randwrite --bs=16k --size=4m --iodepth=4
+}
+
+# Writes completed, the fifth number of stat. Where multipath has a hidden leg, older kernels
+# count there alone and newer ones on both.
+writes_done() {
+    awk '$5 > most { most = $5 } END { print most + 0 }' /sys/block/nvme*/stat
+}
+has_written() {
+    [ "$(writes_done)" -ge "$1" ]
+}
+reconnects() {
+    dmesg | grep -c 'Successfully reconnected' || true
+}
+has_reconnected() {
+    [ "$(reconnects)" -gt "$1" ] && is_live
+}
+
+# The server is killed twice while fio writes; nothing that it acknowledged may be missing. The
+# namespace must come back with the identity that it had, or the kernel drops it.
+restart() {
+    base=$(writes_done)
+    verify_fio --rw=randwrite --bs=8k --size=48m --iodepth=16 --rate_iops=1000 &
+    load=$!
+    for writes in 1000 3000; do
+        eventually has_written $((base + writes))
+        before=$(reconnects)
+        kill -0 $load
+        ask restart
+        eventually has_reconnected "$before"
+    done
+    wait $load
+}
+
+step discover discover
+step connect connect
+step identify identify
+step list list
+step read-write read_write
+step filesystem filesystem
+step discard discard
+step reset reset
+step disconnect disconnect
+step digests digests
+step reconnect connect
+step restart restart
+step last-disconnect disconnect

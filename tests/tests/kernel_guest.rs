@@ -1,0 +1,88 @@
+//! The Linux kernel's NVMe/TCP host against Flagstone, in a guest under QEMU.
+//!
+//! The steps are in `tests/guest/nvme.sh`: discover, connect, identify, read and write with
+//! checksums, a filesystem, discard, digests, two kills of the server under load, disconnect.
+
+use flagstone_tests::guest::{self, HOST_ADDRESS, Image, Script};
+use flagstone_tests::scratch::Scratch;
+use flagstone_tests::server::{NQN_PREFIX, Server};
+use flagstone_tests::tools;
+
+const SIZE_BYTES: u64 = 128 << 20;
+
+#[test]
+fn linux_host_uses_a_volume_and_survives_restarts_of_the_server() {
+    let image = match Image::build() {
+        Ok(image) => image,
+        Err(reason) => return tools::skip("the Linux kernel's NVMe/TCP host", &reason),
+    };
+    let scratch = Scratch::new();
+    let disk = scratch.disk("disk", SIZE_BYTES);
+    let mut server = Server::start(&[&format!("db={}", disk.display())]);
+
+    let script = Script {
+        files: &["nvme.sh"],
+        variables: &[
+            ("ADDRESS", HOST_ADDRESS),
+            ("PORT", &server.port("nvme-tcp").to_string()),
+            ("NQN", &format!("{NQN_PREFIX}db")),
+            ("SIZE_BYTES", &SIZE_BYTES.to_string()),
+        ],
+        kernel_arguments: "",
+    };
+    let report = guest::run(&image, &script, |request| match request {
+        "restart" => {
+            server.restart();
+            Ok(())
+        }
+        _ => Err("no such request".into()),
+    });
+    println!("{}", report.summary());
+    report.assert_passed();
+
+    let status = server.terminate();
+    assert!(status.success(), "after a clean stop: {status}\n{}", server.output());
+}
+
+/// The scenario must ask of a target no more than Linux's own gives: if this fails, the scenario
+/// is wrong, and not Flagstone.
+#[test]
+#[ignore = "checks the scenario, not Flagstone; run it after a change of tests/guest"]
+fn linux_own_target_passes_the_same_scenario() {
+    let image = match Image::build() {
+        Ok(image) => image,
+        Err(reason) => return tools::skip("Linux's own NVMe/TCP target", &reason),
+    };
+    let script = Script {
+        files: &["nvmet.sh", "nvme.sh"],
+        variables: &[("NQN", &format!("{NQN_PREFIX}db")), ("SIZE_BYTES", &SIZE_BYTES.to_string())],
+        // Host and target in one kernel: pages that the host sends without a copy arrive as they
+        // are, and Linux 6.1 takes such a page for a leak and stops.
+        kernel_arguments: "hardened_usercopy=off",
+    };
+    let report = guest::run(&image, &script, |_| Err("the script serves itself".into()));
+    println!("{}", report.summary());
+    report.assert_passed();
+}
+
+/// A target that is not there is reported by the kernel and by the harness, step by step.
+#[test]
+#[ignore = "checks the harness, not Flagstone; run it after a change of tests/src/guest.rs"]
+fn a_refused_connection_fails_the_first_step_alone() {
+    let image = match Image::build() {
+        Ok(image) => image,
+        Err(reason) => return tools::skip("a refused connection", &reason),
+    };
+    let script = Script {
+        files: &["nvme.sh"],
+        // Port 1 of the loopback: nothing may listen there without being root.
+        variables: &[("ADDRESS", HOST_ADDRESS), ("PORT", "1"), ("NQN", NQN_PREFIX)],
+        kernel_arguments: "",
+    };
+    let report = guest::run(&image, &script, |_| Err("nothing to ask".into()));
+    assert!(!report.passed());
+    assert_eq!(report.exit.as_deref(), Some("1"));
+    let outcomes: Vec<_> =
+        report.steps.iter().map(|step| (step.name.as_str(), step.outcome)).collect();
+    assert_eq!(outcomes, [("discover", guest::Outcome::Failed)]);
+}

@@ -1,0 +1,282 @@
+//! NBD clients that we did not write, against Flagstone over TCP and over a Unix socket:
+//! libnbd's nbdinfo and nbdcopy, qemu-img and qemu-io, fio's nbd engine.
+
+use std::fs;
+use std::path::Path;
+
+use flagstone_tests::scratch::Scratch;
+use flagstone_tests::server::Server;
+use flagstone_tests::tools::{have, run, run_refused};
+use serde_json::Value;
+
+const SIZE_BYTES: u64 = 32 << 20;
+
+/// A server of one volume, `db`, on a new sparse file, and the folder that holds the file.
+fn serve(transport: Transport) -> (Server, Scratch) {
+    let scratch = Scratch::new();
+    let volume = format!("db={}", scratch.disk("disk", SIZE_BYTES).display());
+    let server = match transport {
+        Transport::Tcp => Server::start_on(&[&volume], &["nbd://127.0.0.1:0"]),
+        Transport::Unix => {
+            let listener = format!("nbd+unix://{}", scratch.join("nbd.sock").display());
+            Server::start_on(&[&volume], &[&listener])
+        }
+    };
+    (server, scratch)
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Transport {
+    Tcp,
+    Unix,
+}
+
+const TRANSPORTS: [Transport; 2] = [Transport::Tcp, Transport::Unix];
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("temporary paths are UTF-8")
+}
+
+fn assert_same(one: &Path, other: &Path) {
+    // Not assert_eq!: it would print megabytes.
+    assert!(
+        fs::read(one).unwrap() == fs::read(other).unwrap(),
+        "{} and {} differ",
+        one.display(),
+        other.display()
+    );
+}
+
+#[test]
+fn nbdinfo_reports_the_export() {
+    if !have("nbdinfo", &["nbdinfo"]) {
+        return;
+    }
+    for transport in TRANSPORTS {
+        let (server, _scratch) = serve(transport);
+        let text = run("nbdinfo", &["--json", &server.nbd_uri("db")]);
+        let info: Value = serde_json::from_str(&text).expect("nbdinfo prints JSON");
+        assert_eq!(info["protocol"], "newstyle-fixed", "{info:#}");
+        assert_eq!(info["structured"], true, "{info:#}");
+
+        let export = &info["exports"][0];
+        assert_eq!(export["export-name"], "db", "{info:#}");
+        assert_eq!(export["export-size"], SIZE_BYTES, "{info:#}");
+        assert_eq!(export["is_read_only"], false, "{info:#}");
+        for can in ["flush", "fua", "trim", "zero", "fast_zero", "multi_conn"] {
+            assert_eq!(export[format!("can_{can}")], true, "{can}: {info:#}");
+        }
+        let minimum_bytes = export["block_size_minimum"].as_u64().expect("it is announced");
+        let maximum_bytes = export["block_size_maximum"].as_u64().expect("it is announced");
+        assert!(minimum_bytes.is_power_of_two() && minimum_bytes <= 4096, "{info:#}");
+        assert!(maximum_bytes >= 1 << 20, "{info:#}");
+    }
+}
+
+#[test]
+fn nbdinfo_lists_every_export_and_is_refused_one_that_is_not_there() {
+    if !have("nbdinfo --list", &["nbdinfo"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let volumes = [("db", 16 << 20), ("logs", 8 << 20)]
+        .map(|(name, size_bytes)| format!("{name}={}", scratch.disk(name, size_bytes).display()));
+    let server = Server::start_on(&volumes.each_ref().map(String::as_str), &["nbd://127.0.0.1:0"]);
+
+    let text = run("nbdinfo", &["--list", "--json", server.address("nbd")]);
+    let info: Value = serde_json::from_str(&text).expect("nbdinfo prints JSON");
+    let mut listed: Vec<_> = info["exports"]
+        .as_array()
+        .expect("exports are a list")
+        .iter()
+        .map(|export| (export["export-name"].as_str().unwrap(), export["export-size"].as_u64()))
+        .collect();
+    listed.sort_unstable();
+    assert_eq!(listed, [("db", Some(16 << 20)), ("logs", Some(8 << 20))], "{info:#}");
+
+    run_refused("nbdinfo", &["--json", &server.nbd_uri("nothing")]);
+    // And the server goes on.
+    run("nbdinfo", &["--size", &server.nbd_uri("logs")]);
+}
+
+#[test]
+fn nbdcopy_round_trip_returns_every_byte() {
+    if !have("nbdcopy", &["nbdcopy"]) {
+        return;
+    }
+    for transport in TRANSPORTS {
+        let (server, scratch) = serve(transport);
+        let uri = server.nbd_uri("db");
+        let source = scratch.pattern("source", SIZE_BYTES);
+        let copy = scratch.join("copy");
+        run("nbdcopy", &["--flush", "--connections=4", "--requests=64", path(&source), &uri]);
+        run("nbdcopy", &["--connections=4", &uri, path(&copy)]);
+        assert_same(&source, &copy);
+        assert_same(&source, &scratch.join("disk"));
+    }
+}
+
+#[test]
+fn what_nbdcopy_flushed_outlives_a_kill() {
+    if !have("nbdcopy, kill", &["nbdcopy"]) {
+        return;
+    }
+    for transport in TRANSPORTS {
+        let (mut server, scratch) = serve(transport);
+        let source = scratch.pattern("source", SIZE_BYTES);
+        run("nbdcopy", &["--flush", path(&source), &server.nbd_uri("db")]);
+        server.restart();
+        let copy = scratch.join("copy");
+        run("nbdcopy", &[&server.nbd_uri("db"), path(&copy)]);
+        assert_same(&source, &copy);
+        let status = server.terminate();
+        assert!(status.success(), "{status}\n{}", server.output());
+    }
+}
+
+#[test]
+fn qemu_img_converts_and_compares() {
+    if !have("qemu-img", &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    for transport in TRANSPORTS {
+        let (server, scratch) = serve(transport);
+        let uri = server.nbd_uri("db");
+        let info: Value =
+            serde_json::from_str(&run("qemu-img", &["info", "--output=json", &uri])).unwrap();
+        assert_eq!(info["virtual-size"], SIZE_BYTES, "{info:#}");
+
+        // An image with data in its middle alone: the rest is written as zeroes.
+        let raw = scratch.join("raw");
+        let pattern = scratch.pattern("pattern", SIZE_BYTES / 4);
+        let mut image = vec![0; SIZE_BYTES as usize / 4];
+        image.extend(fs::read(pattern).unwrap());
+        image.resize(SIZE_BYTES as usize, 0);
+        fs::write(&raw, image).unwrap();
+        let qcow2 = scratch.join("qcow2");
+        run("qemu-img", &["convert", "-f", "raw", "-O", "qcow2", path(&raw), path(&qcow2)]);
+
+        // Over old data, so that zeroes that were not written would show.
+        run("qemu-io", &["-f", "raw", "-c", &format!("write -P 0x5a 0 {SIZE_BYTES}"), &uri]);
+        run("qemu-img", &["convert", "-n", "-f", "qcow2", "-O", "raw", path(&qcow2), &uri]);
+        run("qemu-img", &["compare", "-f", "raw", "-F", "raw", path(&raw), &uri]);
+
+        let back = scratch.join("back");
+        run("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, path(&back)]);
+        assert_same(&raw, &back);
+        run("qemu-img", &["map", "--output=json", "-f", "raw", &uri]);
+    }
+}
+
+/// Runs qemu-io commands on the volume in order; each `read -P` compares what it reads.
+fn qemu_io(uri: &str, commands: &[&str]) {
+    let arguments: Vec<&str> = ["-f", "raw", "-d", "unmap"]
+        .into_iter()
+        .chain(commands.iter().flat_map(|command| ["-c", *command]))
+        .chain([uri])
+        .collect();
+    let said = run("qemu-io", &arguments);
+    assert!(!said.contains("failed"), "{said}");
+}
+
+#[test]
+fn qemu_io_patterns_zeroes_discards_and_durable_writes() {
+    if !have("qemu-io", &["qemu-io"]) {
+        return;
+    }
+    for transport in TRANSPORTS {
+        let (server, _scratch) = serve(transport);
+        let uri = server.nbd_uri("db");
+        qemu_io(
+            &uri,
+            &[
+                "write -P 0xaa 0 1M",
+                "write -P 0xbb 1M 1M",
+                "read -P 0xaa 0 1M",
+                "read -P 0xbb 1M 1M",
+                // Zeroes, with and without leave to unmap; the neighbours keep their data.
+                "write -z 64k 64k",
+                "write -z -u 256k 64k",
+                "read -P 0xaa 0 64k",
+                "read -P 0 64k 64k",
+                "read -P 0xaa 128k 128k",
+                "read -P 0 256k 64k",
+                "read -P 0xaa 320k 704k",
+                // Not on block boundaries.
+                "write -P 0xcc 1000 3001",
+                "read -P 0xaa 0 1000",
+                "read -P 0xcc 1000 3001",
+                "read -P 0xaa 4001 61535",
+                // Durable writes, and a flush.
+                "write -f -P 0xdd 2M 64k",
+                "write -f -z 2113536 64k",
+                "flush",
+                "read -P 0xdd 2M 16k",
+                "read -P 0 2113536 64k",
+                // What a discarded range holds is not promised; what is around it is.
+                "discard 1M 512k",
+                "read -P 0xaa 320k 704k",
+                "read -P 0xbb 1536k 512k",
+                "write -P 0xee 1M 512k",
+                "read -P 0xee 1M 512k",
+                // The last block, and several requests at once.
+                "write -P 0x11 33550336 4k",
+                "read -P 0x11 33550336 4k",
+                "aio_write -P 0x21 4M 64k",
+                "aio_write -P 0x22 4160k 64k",
+                "aio_write -P 0x23 4224k 64k",
+                "aio_flush",
+                "read -P 0x21 4M 64k",
+                "read -P 0x22 4160k 64k",
+                "read -P 0x23 4224k 64k",
+            ],
+        );
+        // Written by one client, read by another.
+        qemu_io(&uri, &["read -P 0xee 1M 512k", "read -P 0x23 4224k 64k"]);
+        // qemu-io does notice what is not there, or the reads above would prove nothing.
+        run_refused("qemu-io", &["-f", "raw", "-c", "read -P 0x99 1M 4k", &uri]);
+    }
+}
+
+#[test]
+fn fio_verifies_checksums_over_its_nbd_engine() {
+    if !have("fio's nbd engine", &["fio"]) {
+        return;
+    }
+    if !run("fio", &["--enghelp"]).lines().any(|engine| engine.trim() == "nbd") {
+        return flagstone_tests::tools::skip("fio's nbd engine", "this fio is built without it");
+    }
+    for transport in TRANSPORTS {
+        let (server, scratch) = serve(transport);
+        let uri = format!("--uri={}", server.nbd_uri("db"));
+        let folder = format!("--aux-path={}", path(scratch.path()));
+        let common = [
+            "--name=verify",
+            "--ioengine=nbd",
+            &uri,
+            &folder,
+            "--thread",
+            "--verify=crc32c",
+            "--verify_fatal=1",
+            "--verify_state_save=0",
+            "--randrepeat=1",
+        ];
+        for load in [
+            &["--rw=randwrite", "--bs=4k", "--iodepth=32", "--size=16m"][..],
+            &["--rw=randwrite", "--bssplit=4k/50:64k/40:1m/10", "--iodepth=16", "--size=32m"],
+            // Two connections, each to its own half.
+            &[
+                "--rw=randwrite",
+                "--bs=8k",
+                "--iodepth=8",
+                "--numjobs=2",
+                "--size=16m",
+                "--offset_increment=16m",
+            ],
+            // Flushes among the writes.
+            &["--rw=write", "--bs=64k", "--iodepth=1", "--size=4m", "--fsync=8"],
+        ] {
+            run("fio", &[&common[..], load].concat());
+        }
+    }
+}
