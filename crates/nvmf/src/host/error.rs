@@ -23,6 +23,9 @@ pub enum HostError {
     /// The target did not answer in time.
     #[error("the target did not answer in time")]
     TimedOut,
+    /// Data from the target changed on its way.
+    #[error("data from the target arrived damaged: its digest does not match")]
+    Damaged,
     /// The target broke the protocol.
     #[error("the target broke the NVMe/TCP protocol: {0}")]
     Protocol(Fatal),
@@ -40,12 +43,18 @@ pub enum HostError {
     /// The target described itself in a way that cannot be.
     #[error("the target describes itself in a way that cannot be: {0}")]
     Nonsense(&'static str),
+    /// The target or its namespace needs what this host does not do.
+    #[error("the target needs {0}, which this host does not support")]
+    Unsupported(&'static str),
+    /// An option is out of its range.
+    #[error("{0}")]
+    Options(&'static str),
     /// The subsystem has no namespace, or not the one that was asked for.
     #[error("the subsystem has no such namespace; `flagstone serve` prints the ones it serves")]
     NoNamespace,
-    /// The namespace is not the one that was connected first.
-    #[error("the namespace has changed its size or block size since it was first connected")]
-    Changed,
+    /// The namespace is not the one that was connected first, or can less.
+    #[error("the namespace is not what it was when it was first connected: {0}")]
+    Changed(&'static str),
 }
 
 impl From<RxError> for HostError {

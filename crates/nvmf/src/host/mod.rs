@@ -1,8 +1,11 @@
 //! The host: an NVMe/TCP namespace of another machine as a [`BlockDevice`].
 //!
-//! [`RemoteDevice`] is what stacks use. Each core that does so has an association of its own with
-//! the subsystem (`association`): a controller, its admin queue and its I/O queues (`queue`), which
-//! carry commands (`command`) with as many in flight as their entries allow.
+//! [`RemoteDevice`] is what stacks use (`device`). Each core that does so has an association of its
+//! own with the subsystem (`association`): a controller, its admin queue and its I/O queues
+//! (`queue`), which carry commands (`command`) with as many in flight as their entries allow; the
+//! rest wait at a `gate`. An association is made by `initialize` (the connection), `connect` (the
+//! controller) and `shape` (whether what it says can be), and made anew when it breaks. What the
+//! target sends is judged, PDU by PDU, by `reader`.
 //!
 //! # What is promised when connections break
 //!
@@ -25,9 +28,13 @@ mod connect;
 mod device;
 mod discover;
 mod error;
+mod gate;
+mod initialize;
 mod options;
 mod queue;
 mod reader;
+mod shape;
+mod window;
 
 pub use device::RemoteDevice;
 pub use discover::{DiscoveredSubsystem, discover};

@@ -5,6 +5,9 @@ use std::time::Duration;
 use flagstone_nvme::Nqn;
 use flagstone_nvme::pdu::Digests;
 
+use super::HostError;
+use crate::limits::{HOST_QUEUE_DEPTH_MAX, HOST_QUEUES_MAX};
+
 /// See each field. The default suits a local network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostOptions {
@@ -33,6 +36,29 @@ pub struct HostOptions {
     pub reconnect_delay_max: Duration,
     /// Calls wait this long for a connection to come back before they fail.
     pub loss_timeout: Duration,
+}
+
+impl HostOptions {
+    /// Checks the ranges.
+    pub(super) fn check(&self) -> Result<(), HostError> {
+        if !(1..=HOST_QUEUES_MAX).contains(&self.queues) {
+            return Err(HostError::Options("a host has 1 to 128 I/O queues a core"));
+        }
+        if !(1..=HOST_QUEUE_DEPTH_MAX).contains(&self.queue_depth) {
+            return Err(HostError::Options("a queue takes 1 to 1023 commands"));
+        }
+        if self.host_id == Some([0; 16]) {
+            return Err(HostError::Options("a host identifier of zero names no host"));
+        }
+        if u32::try_from(self.keep_alive.as_millis()).is_err() {
+            return Err(HostError::Options("a keep alive time-out is 49 days at most"));
+        }
+        let zero = |span: Duration| span.is_zero();
+        if zero(self.command_timeout) || zero(self.connect_timeout) {
+            return Err(HostError::Options("a time-out must not be zero"));
+        }
+        Ok(())
+    }
 }
 
 impl Default for HostOptions {

@@ -1,9 +1,10 @@
 //! One queue: a connection, the commands in flight on it, and the tasks that send and receive.
 
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
+use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
-use std::time::Duration;
+use std::task::{Context, Poll};
 
 use flagstone_nvme::digest::wire_digest;
 use flagstone_nvme::pdu::{Encoder, Fatal, R2tHeader, Receiver, Rules, encode_term_req};
@@ -14,7 +15,8 @@ use flagstone_runtime::net::Stream;
 use flagstone_runtime::{Buf, spawn_detached, sync, time};
 
 use super::HostError;
-use super::command::{Data, Outcome, Request, Slots};
+use super::command::{Data, Outcome, Slots};
+use super::gate::Gate;
 use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT};
 use crate::stream::rx::Rx;
 use crate::stream::tx::Tx;
@@ -28,40 +30,46 @@ pub(super) struct Agreement {
     pub(super) max_h2c_data_bytes: u32,
 }
 
+/// A connection that has been initialized and is no queue yet.
+pub(super) struct Connection {
+    pub(super) stream: Stream,
+    pub(super) rx: Rx,
+    pub(super) agreement: Agreement,
+}
+
 /// See the module.
 pub(super) struct Queue {
     stream: Stream,
-    pub(super) tx: Tx,
+    tx: Tx,
     agreement: Agreement,
     pub(super) slots: RefCell<Slots>,
     /// Data up to this goes in the capsule, in bytes.
-    pub(super) in_capsule_bytes: Cell<u32>,
-    command_timeout: Duration,
-    /// Rung when a slot comes free, a send has ended, or the queue has broken.
-    progress: Rc<sync::Notify>,
+    in_capsule_bytes: Cell<u32>,
+    /// Counts the looks for commands that take too long.
+    tick: Cell<u32>,
+    /// Told of each slot that comes free.
+    gate: Rc<Gate>,
     broken: Cell<bool>,
 }
 
 impl Queue {
-    /// A queue of `depth` commands over a connection that has been initialized, with its tasks.
-    /// `on_end` is told once, when the connection breaks, and why.
+    /// A queue of `depth` commands over `connection`, with its tasks. `on_end` is told once, when
+    /// the connection breaks, and why.
     pub(super) fn start(
-        stream: Stream,
-        rx: Rx,
-        agreement: Agreement,
+        connection: Connection,
         depth: u16,
-        command_timeout: Duration,
+        gate: Rc<Gate>,
         on_end: impl FnOnce(HostError) + 'static,
     ) -> Rc<Queue> {
-        let progress = Rc::new(sync::Notify::new());
+        let Connection { stream, rx, agreement } = connection;
         let queue = Rc::new(Queue {
-            tx: Tx::new(stream.clone(), progress.clone()),
+            tx: Tx::new(stream.clone(), Rc::new(sync::Notify::new())),
             stream,
             agreement,
             slots: RefCell::new(Slots::new(depth)),
             in_capsule_bytes: Cell::new(flagstone_nvme::limits::ADMIN_IN_CAPSULE_BYTES),
-            command_timeout,
-            progress,
+            tick: Cell::new(0),
+            gate,
             broken: Cell::new(false),
         });
         let sender = queue.clone();
@@ -73,7 +81,11 @@ impl Queue {
         let receiver = queue.clone();
         spawn_detached(async move {
             let error = receiver.read(rx).await;
-            receiver.end(&error).await;
+            if matches!(error, HostError::Protocol(_)) {
+                // The target reads why; what it does with it is its own affair.
+                let _ = time::timeout(TERMINATE_TIMEOUT, receiver.tx.drained()).await;
+            }
+            receiver.close();
             on_end(error);
         });
         queue
@@ -83,113 +95,93 @@ impl Queue {
         &self.agreement.rules
     }
 
+    /// From now on data up to `bytes` goes in the capsule.
+    pub(super) fn set_in_capsule_bytes(&self, bytes: u32) {
+        self.in_capsule_bytes.set(bytes);
+    }
+
     /// Breaks the queue: all commands end as lost.
     pub(super) fn close(&self) {
-        self.broken.set(true);
+        if self.broken.replace(true) {
+            return;
+        }
         self.tx.close();
         self.stream.shutdown();
         self.slots.borrow_mut().lose_all();
-        self.progress.notify();
     }
 
-    pub(super) fn is_broken(&self) -> bool {
-        self.broken.get()
+    /// Slots that are taken.
+    #[inline]
+    pub(super) fn taken(&self) -> usize {
+        self.slots.borrow().taken()
     }
 
-    /// Commands in flight.
-    pub(super) fn in_flight(&self) -> usize {
-        self.slots.borrow().in_flight()
+    /// Counts one more look; true when a command has waited through more than `looks`.
+    pub(super) fn is_overdue(&self, looks: u32) -> bool {
+        let tick = self.tick.get().saturating_add(1);
+        self.tick.set(tick);
+        self.slots.borrow().any_started_before(tick.saturating_sub(looks))
     }
 
-    /// True when a command has waited beyond its time.
-    pub(super) fn is_overdue(&self) -> bool {
-        self.slots.borrow().overdue(time::now())
+    /// Tells the target what it did wrong: the last that is sent.
+    pub(super) fn terminate(&self, fatal: Fatal, offending: &[u8]) {
+        self.tx.header(HEADER_BYTES_MAX, |out| {
+            encode_term_req(out, Receiver::Host, fatal, offending)
+        });
+        self.tx.finish();
     }
 
-    async fn end(&self, error: &HostError) {
-        if let HostError::Protocol(fatal) = error {
-            self.terminate(*fatal).await;
-        }
-        self.close();
+    /// Sends a command and waits for its end. Its data comes back. For control paths: when no slot
+    /// is free, or the queue is broken, the command is lost without having been sent.
+    pub(super) async fn run(self: &Rc<Self>, command: &Sqe, data: Data) -> (Outcome, Data) {
+        self.run_timed(command, data, true).await
     }
 
-    /// Tells the target what it did wrong, in bounded time.
-    async fn terminate(&self, fatal: Fatal) {
-        self.tx.header(HEADER_BYTES_MAX, |out| encode_term_req(out, Receiver::Host, fatal, &[]));
-        let _ = time::timeout(TERMINATE_TIMEOUT, self.tx.drained()).await;
-    }
-
-    /// Sends a command when a slot is free, and waits for its end. Its data comes back.
-    pub(super) async fn run(self: &Rc<Self>, request: Request) -> (Outcome, Data) {
-        self.run_until(request, Some(self.command_timeout)).await
-    }
-
-    /// As [`Queue::run`], without a time-out when `patience` is `None`.
-    pub(super) async fn run_until(
+    /// As [`Queue::run`]; unless `timed` it may take for ever.
+    pub(super) async fn run_timed(
         self: &Rc<Self>,
-        request: Request,
-        patience: Option<Duration>,
+        command: &Sqe,
+        mut data: Data,
+        timed: bool,
     ) -> (Outcome, Data) {
-        let Request { command, data } = request;
-        let mut data = Some(data);
-        let deadline = patience.map(|patience| time::now() + patience);
-        let cid = match self.begin(&mut data, deadline) {
-            Some(cid) => cid,
-            None => self.progress.wait_for(|| self.begin(&mut data, deadline)).await,
-        };
-        let Some(cid) = cid else {
-            return (Outcome::Lost, data.unwrap_or_default());
-        };
-        self.send(command, cid);
-        let mut guard = Guard { queue: self, cid: Some(cid) };
-        let ended = poll_fn(|cx| self.slots.borrow_mut().poll(cid, cx.waker())).await;
-        guard.cid = None;
-        self.progress.notify();
-        ended
+        match self.begin(command, &mut data, timed) {
+            Some(ended) => ended.await,
+            None => (Outcome::Lost, data),
+        }
     }
 
-    /// Takes a slot: `Some(None)` when the queue is broken, `None` when all are taken.
+    /// Sends a command, unless the queue is broken or all slots are taken: then `data` stays.
     #[inline]
-    fn begin(&self, data: &mut Option<Data>, deadline: Option<time::Instant>) -> Option<Option<u16>> {
+    pub(super) fn begin(
+        self: &Rc<Self>,
+        command: &Sqe,
+        data: &mut Data,
+        timed: bool,
+    ) -> Option<Ended> {
         if self.broken.get() {
-            return Some(None);
+            return None;
         }
-        match self.slots.borrow_mut().insert(data.take().unwrap_or_default(), deadline) {
-            Ok(cid) => Some(Some(cid)),
-            Err(back) => {
-                *data = Some(back);
-                None
-            }
-        }
-    }
-
-    #[inline]
-    fn send(&self, mut command: Sqe, cid: u16) {
-        command.cid = U16::new(cid);
-        let mut slots = self.slots.borrow_mut();
-        let pending = slots.get(cid).expect("begun just now");
-        let payload = match &pending.data {
-            Data::Out(data) if data.len() as u32 <= self.in_capsule_bytes.get() => {
-                command.data = SglDescriptor::in_capsule(data.len() as u32);
-                Some(data.clone())
-            }
-            Data::Out(data) => {
-                command.data = SglDescriptor::transport(data.len() as u32);
-                None
-            }
-            Data::In(place) => {
-                command.data = SglDescriptor::transport(place.len() as u32);
-                None
-            }
-            Data::None => None,
+        let bytes = data.bytes();
+        let payload = match data {
+            Data::Out(data) if bytes <= self.in_capsule_bytes.get() => Some(data.clone()),
+            _ => None,
         };
-        drop(slots);
-        let bytes = payload.as_ref().map_or(0, |payload| payload.len() as u32);
+        let started = timed.then(|| self.tick.get());
+        let cid = self.slots.borrow_mut().insert(data, payload.is_some(), started)?;
+        let mut command = *command;
+        command.cid = U16::new(cid);
+        let in_capsule = if payload.is_some() { bytes } else { 0 };
+        if payload.is_some() {
+            command.data = SglDescriptor::in_capsule(bytes);
+        } else if bytes > 0 {
+            command.data = SglDescriptor::transport(bytes);
+        }
         let encoder = &self.agreement.encoder;
-        self.tx.header(HEADER_BYTES_MAX, |out| encoder.capsule_cmd(out, &command, bytes));
+        self.tx.header(HEADER_BYTES_MAX, |out| encoder.capsule_cmd(out, &command, in_capsule));
         if let Some(payload) = payload {
             self.push_payload(payload);
         }
+        Some(Ended { queue: self.clone(), cid: Some(cid) })
     }
 
     fn push_payload(&self, payload: Buf) {
@@ -204,7 +196,7 @@ impl Queue {
         }
     }
 
-    /// Sends what an R2T asks for, in pieces that the target takes.
+    /// Sends what an R2T asks for, in pieces that the target takes. The R2T has been checked.
     pub(super) fn answer(&self, r2t: &R2tHeader, data: &Buf) {
         let encoder = &self.agreement.encoder;
         let (cid, tag) = (r2t.cid.get(), r2t.transfer_tag.get());
@@ -222,20 +214,40 @@ impl Queue {
     /// Ends a command with the target's completion.
     #[inline]
     pub(super) fn complete(&self, completion: Cqe) {
-        self.slots.borrow_mut().end(completion.cid.get(), Outcome::Completed(completion));
+        let freed =
+            self.slots.borrow_mut().end(completion.cid.get(), Outcome::Completed(completion));
+        if freed {
+            self.gate.wake_one();
+        }
     }
 }
 
-/// Leaves the slot to the answer when the caller goes first.
-struct Guard<'a> {
-    queue: &'a Queue,
+/// The end of a command that was begun. Dropped before, it leaves the slot to the answer.
+pub(super) struct Ended {
+    queue: Rc<Queue>,
     cid: Option<u16>,
 }
 
-impl Drop for Guard<'_> {
+impl Future for Ended {
+    type Output = (Outcome, Data);
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let cid = self.cid.expect("polled after completion");
+        let ended = self.queue.slots.borrow_mut().poll(cid, cx.waker());
+        if ended.is_ready() {
+            self.cid = None;
+            self.queue.gate.wake_one();
+        }
+        ended
+    }
+}
+
+impl Drop for Ended {
     fn drop(&mut self) {
-        if let Some(cid) = self.cid {
-            self.queue.slots.borrow_mut().orphan(cid);
+        if let Some(cid) = self.cid
+            && self.queue.slots.borrow_mut().orphan(cid)
+        {
+            self.queue.gate.wake_one();
         }
     }
 }

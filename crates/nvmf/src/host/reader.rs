@@ -1,9 +1,12 @@
 //! From bytes to completions: every PDU of the target is checked against its command.
+//!
+//! What has arrived is worked off synchronously, PDU after PDU; the reader waits only for more
+//! bytes, or for the rest of a large payload, which goes straight to the caller's buffer.
 
 use std::mem::offset_of;
 
 use flagstone_nvme::digest::crc32c;
-use flagstone_nvme::limits::{COMMON_HEADER_BYTES, HEADER_MAX_BYTES};
+use flagstone_nvme::limits::{COMMON_HEADER_BYTES, DATA_HEADER_BYTES, DIGEST_BYTES};
 use flagstone_nvme::pdu::{
     CapsuleResp, CommonHeader, DataHeader, Fatal, Frame, PduKind, R2tHeader, TermReqHeader,
     Violation,
@@ -15,159 +18,254 @@ use flagstone_runtime::BufMut;
 use super::HostError;
 use super::command::Data;
 use super::queue::Queue;
+use crate::limits::DIRECT_BYTES;
 use crate::stream::rx::Rx;
 
-impl From<Violation> for HostError {
-    fn from(violation: Violation) -> HostError {
-        match violation {
-            Violation::Terminate(fatal) => HostError::Protocol(fatal),
-            Violation::Close => HostError::Terminated("with a malformed TermReq".to_owned()),
-        }
+/// The header of a PDU: those to a host are all of one length.
+#[derive(Default)]
+struct Header {
+    bytes: [u8; DATA_HEADER_BYTES + DIGEST_BYTES],
+    /// How many of them have arrived.
+    known: usize,
+}
+
+impl Header {
+    #[inline]
+    fn view<T: Wire>(&self) -> &T {
+        const { assert!(T::BYTES <= DATA_HEADER_BYTES) };
+        T::view(&self.bytes).expect("a header is as long")
     }
+
+    /// What the target is shown of the header that it sent.
+    fn shown(&self) -> &[u8] {
+        &self.bytes[..self.known.min(DATA_HEADER_BYTES)]
+    }
+}
+
+/// Why a PDU ends the connection.
+enum Stop {
+    /// The target broke the protocol and is told so.
+    Fatal(Fatal),
+    /// All else.
+    Other(HostError),
+}
+
+impl From<Fatal> for Stop {
+    fn from(fatal: Fatal) -> Stop {
+        Stop::Fatal(fatal)
+    }
+}
+
+/// What the parser cannot go on without.
+enum Want {
+    /// Bytes.
+    More,
+    /// The rest of a large payload.
+    Payload(Payload),
+}
+
+/// A payload on its way to its place.
+struct Payload {
+    cid: u16,
+    place: BufMut,
+    start: usize,
+    len: usize,
+    digest_bytes: usize,
+    success: bool,
 }
 
 impl Queue {
     /// Reads until the connection ends.
     pub(super) async fn read(&self, mut rx: Rx) -> HostError {
         loop {
-            if let Err(error) = self.next_pdu(&mut rx).await {
+            let went_on = match self.parse(&mut rx) {
+                Ok(Want::More) => rx.more().await.map_err(HostError::from),
+                Ok(Want::Payload(payload)) => self.receive(&mut rx, payload).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = went_on {
                 return error;
             }
         }
     }
 
-    async fn next_pdu(&self, rx: &mut Rx) -> Result<(), HostError> {
-        let mut scratch = [0; HEADER_MAX_BYTES + 4];
-        arrive(rx, COMMON_HEADER_BYTES).await?;
-        let bytes = arrived(rx, COMMON_HEADER_BYTES, &mut scratch);
-        let common = CommonHeader::view(bytes).expect("8 bytes have arrived");
-        let frame = self.rules().check(common)?;
-        arrive(rx, frame.header_end()).await?;
-        let bytes = arrived(rx, frame.header_end(), &mut scratch);
-        frame.check_header_digest(bytes)?;
-        match frame.kind {
-            PduKind::CapsuleResp => {
-                let completion = CapsuleResp::view(bytes).expect("whole").completion;
-                rx.skip(frame.header_end());
-                self.response(completion)
-            }
-            PduKind::Data => {
-                let header = *DataHeader::view(bytes).expect("whole");
-                self.data(rx, &frame, header).await
-            }
-            PduKind::R2t => {
-                let header = *R2tHeader::view(bytes).expect("whole");
-                rx.skip(frame.header_end());
-                self.r2t(&header)
-            }
-            _ => {
-                let said = TermReqHeader::view(bytes).map(|header| header.fatal().to_string());
-                Err(HostError::Terminated(said.unwrap_or_default()))
+    /// Works off every PDU that has arrived.
+    fn parse(&self, rx: &mut Rx) -> Result<Want, HostError> {
+        let mut header = Header::default();
+        loop {
+            match self.next_pdu(rx, &mut header) {
+                Ok(None) => {}
+                Ok(Some(want)) => return Ok(want),
+                Err(Stop::Other(error)) => return Err(error),
+                Err(Stop::Fatal(fatal)) => {
+                    self.terminate(fatal, header.shown());
+                    return Err(HostError::Protocol(fatal));
+                }
             }
         }
     }
 
-    fn response(&self, completion: Cqe) -> Result<(), HostError> {
-        let mut slots = self.slots.borrow_mut();
-        let cid_field = offset_of!(CapsuleResp, completion) + offset_of!(Cqe, cid);
-        let pending = slots.get(completion.cid.get()).ok_or(Fatal::field(cid_field))?;
-        if completion.status().is_success() && pending.transfer.remaining_bytes() > 0 {
-            // It says success, and the data is not all here.
-            if matches!(pending.data, Data::In(_)) {
-                return Err(Fatal::SEQUENCE.into());
+    /// One PDU; `None` when it was whole.
+    #[inline]
+    fn next_pdu(&self, rx: &mut Rx, header: &mut Header) -> Result<Option<Want>, Stop> {
+        let Some(frame) = self.frame(rx, header)? else { return Ok(Some(Want::More)) };
+        match frame.kind {
+            PduKind::Data => self.data(rx, &frame, header),
+            PduKind::CapsuleResp => {
+                rx.skip(frame.header_end());
+                let response = header.view::<CapsuleResp>();
+                self.response(response.completion)?;
+                Ok(None)
+            }
+            PduKind::R2t => {
+                rx.skip(frame.header_end());
+                self.r2t(header.view::<R2tHeader>())?;
+                Ok(None)
+            }
+            _ => {
+                let said = header.view::<TermReqHeader>();
+                Err(Stop::Other(HostError::Terminated(said.fatal().to_string())))
             }
         }
-        drop(slots);
+    }
+
+    /// The frame of the next PDU when its header has arrived and is sound; the header is copied.
+    #[inline]
+    fn frame(&self, rx: &Rx, header: &mut Header) -> Result<Option<Frame>, Stop> {
+        let available = rx.available();
+        if available < COMMON_HEADER_BYTES {
+            return Ok(None);
+        }
+        header.known = available.min(header.bytes.len());
+        let mut scratch = [0; DATA_HEADER_BYTES + DIGEST_BYTES];
+        let bytes = rx.peek(header.known, &mut scratch).expect("as many have arrived");
+        header.bytes[..header.known].copy_from_slice(bytes);
+        let frame = self.rules().check(header.view::<CommonHeader>()).map_err(|violation| match violation {
+            Violation::Terminate(fatal) => Stop::Fatal(fatal),
+            Violation::Close => {
+                Stop::Other(HostError::Terminated("with a malformed TermReq".to_owned()))
+            }
+        })?;
+        if available < frame.header_end() {
+            return Ok(None);
+        }
+        frame.check_header_digest(&header.bytes)?;
+        Ok(Some(frame))
+    }
+
+    #[inline]
+    fn response(&self, completion: Cqe) -> Result<(), Stop> {
+        {
+            let mut slots = self.slots.borrow_mut();
+            let pending = slots.get(completion.cid.get()).ok_or(Fatal::UNKNOWN_COMPLETION)?;
+            if completion.status().is_success() {
+                let whole = match &pending.data {
+                    Data::None => true,
+                    Data::In(_) => pending.transfer.remaining_bytes() == 0,
+                    Data::Out(data) => pending.in_capsule || pending.requested == data.len() as u32,
+                };
+                if !whole {
+                    // It says success, and has not sent or not asked for all the data.
+                    return Err(Fatal::SEQUENCE.into());
+                }
+            }
+        }
         self.complete(completion);
         Ok(())
     }
 
-    /// Data of a read: into the caller's buffer, straight from the socket where it is large.
-    async fn data(&self, rx: &mut Rx, frame: &Frame, header: DataHeader) -> Result<(), HostError> {
+    /// Data of a read.
+    #[inline]
+    fn data(&self, rx: &mut Rx, frame: &Frame, header: &Header) -> Result<Option<Want>, Stop> {
+        let header = header.view::<DataHeader>();
         header.check(frame)?;
         let cid = header.cid.get();
-        let unknown = Fatal::field(offset_of!(DataHeader, cid));
-        let digest_bytes = usize::from(frame.data_digest_bytes);
-        let (piece, mut place) = {
-            let mut slots = self.slots.borrow_mut();
-            let pending = slots.get(cid).ok_or(unknown)?;
-            let piece = pending.transfer.accept(&header)?;
-            match std::mem::take(&mut pending.data) {
-                Data::In(place) => (piece, place),
-                other => {
-                    pending.data = other;
-                    return Err(unknown.into());
-                }
-            }
-        };
-        rx.skip(frame.data_offset.into());
-        let (start, len) = (piece.offset as usize, piece.data_bytes as usize);
-        let result = if rx.available() >= len {
-            rx.copy_out(&mut place[start..start + len]);
-            Ok(())
-        } else {
-            let filled;
-            (filled, place) = fill_part(rx, place, start, len).await;
-            filled
-        };
-        let computed = (digest_bytes > 0).then(|| crc32c(&place[start..start + len]));
+        let len = frame.data_bytes as usize;
+        let whole = rx.available() as u64 >= frame.pdu_bytes();
         let mut slots = self.slots.borrow_mut();
-        // A queue that was closed meanwhile has ended the command: then nobody wants the data.
-        let Some(pending) = slots.get(cid) else { return Err(HostError::Closed) };
-        pending.data = Data::In(place);
-        drop(slots);
-        result?;
+        let pending = slots.get(cid).ok_or(Fatal::UNKNOWN_COMMAND)?;
+        let Data::In(place) = &mut pending.data else { return Err(Fatal::UNKNOWN_COMMAND.into()) };
+        if !whole && len < DIRECT_BYTES {
+            // Checked again, and then taken, when it has arrived.
+            return Ok(Some(Want::More));
+        }
+        let piece = pending.transfer.accept(header)?;
+        let start = piece.offset as usize;
+        rx.skip(frame.data_offset.into());
+        let digest_bytes = usize::from(frame.data_digest_bytes);
+        let success = header.data_flags().success;
+        if whole {
+            let place = &mut place[start..start + len];
+            rx.copy_out(place);
+            if digest_bytes > 0 {
+                let computed = crc32c(place);
+                check_digest(rx, computed)?;
+            }
+            drop(slots);
+            self.arrived(cid, success);
+            return Ok(None);
+        }
+        let place = slots.lend(cid).expect("it has a place");
+        Ok(Some(Want::Payload(Payload { cid, place, start, len, digest_bytes, success })))
+    }
+
+    /// Receives the rest of a large payload, and its digest.
+    async fn receive(&self, rx: &mut Rx, payload: Payload) -> Result<(), HostError> {
+        let Payload { cid, place, start, len, digest_bytes, success } = payload;
+        let (filled, place) = fill_part(rx, place, start, len).await;
+        let computed = (digest_bytes > 0).then(|| crc32c(&place[start..start + len]));
+        if !self.slots.borrow_mut().give_back(cid, place) {
+            return Err(HostError::Closed);
+        }
+        filled?;
         if let Some(computed) = computed {
-            arrive(rx, digest_bytes).await?;
-            let mut scratch = [0; 4];
-            let intact = arrived(rx, 4, &mut scratch) == computed.to_le_bytes();
-            rx.skip(digest_bytes);
-            if !intact {
-                // As Linux hosts do: data that changed on its way breaks the connection, and the
-                // command is sent again over the next.
-                return Err(HostError::Broken(std::io::Error::other("data digest mismatch")));
+            while rx.available() < digest_bytes {
+                rx.more().await?;
+            }
+            match check_digest(rx, computed) {
+                Ok(()) => {}
+                Err(Stop::Other(error)) => return Err(error),
+                Err(Stop::Fatal(fatal)) => return Err(fatal.into()),
             }
         }
-        if header.data_flags().success {
-            self.complete(Cqe::new(cid, Status::SUCCESS));
-        }
+        self.arrived(cid, success);
         Ok(())
     }
 
-    fn r2t(&self, header: &R2tHeader) -> Result<(), HostError> {
-        header.check()?;
-        let unknown = Fatal::field(offset_of!(R2tHeader, cid));
+    /// A piece of data has arrived; with `success` no CapsuleResp follows the last.
+    #[inline]
+    fn arrived(&self, cid: u16, success: bool) {
+        if success {
+            self.complete(Cqe::new(cid, Status::SUCCESS));
+        }
+    }
+
+    fn r2t(&self, header: &R2tHeader) -> Result<(), Stop> {
         let data = {
             let mut slots = self.slots.borrow_mut();
-            let pending = slots.get(header.cid.get()).ok_or(unknown)?;
-            let Data::Out(data) = &pending.data else { return Err(unknown.into()) };
-            let in_capsule = data.len() as u32 <= self.in_capsule_bytes.get();
+            let pending = slots.get(header.cid.get()).ok_or(Fatal::UNKNOWN_COMMAND)?;
+            let Data::Out(data) = &pending.data else { return Err(Fatal::UNKNOWN_COMMAND.into()) };
+            header.check(data.len() as u32)?;
             // Data is asked for in order, once, and never what was in the capsule.
-            let end = header.offset.get() + header.data_bytes.get();
-            if in_capsule || header.offset.get() != pending.requested || end > data.len() as u32 {
+            if pending.in_capsule || header.offset.get() != pending.requested {
                 return Err(Fatal::OUT_OF_RANGE.into());
             }
-            let data = data.clone();
-            pending.requested = end;
-            data
+            pending.requested = header.offset.get() + header.data_bytes.get();
+            data.clone()
         };
         self.answer(header, &data);
         Ok(())
     }
 }
 
-/// Waits until `len` bytes can be peeked at.
-#[inline]
-async fn arrive(rx: &mut Rx, len: usize) -> Result<(), HostError> {
-    while rx.available() < len {
-        rx.more().await?;
-    }
-    Ok(())
-}
-
-#[inline]
-fn arrived<'a>(rx: &'a Rx, len: usize, scratch: &'a mut [u8]) -> &'a [u8] {
-    rx.peek(len, scratch).expect("as many bytes have arrived")
+/// Takes the data digest off the stream. As with Linux hosts, data that changed on its way breaks
+/// the connection, and the command is sent again over the next.
+fn check_digest(rx: &mut Rx, computed: u32) -> Result<(), Stop> {
+    let mut scratch = [0; DIGEST_BYTES];
+    let received = rx.peek(DIGEST_BYTES, &mut scratch).expect("the digest has arrived");
+    let intact = received == computed.to_le_bytes();
+    rx.skip(DIGEST_BYTES);
+    if intact { Ok(()) } else { Err(Stop::Other(HostError::Damaged)) }
 }
 
 /// Fills `place[start..start + len]` from the stream.
