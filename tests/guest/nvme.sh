@@ -175,10 +175,11 @@ has_reconnected() {
     [ "$(reconnects)" -gt "$1" ] && is_live
 }
 
-# The server is killed twice while fio writes; nothing that it acknowledged may be missing.
+# The server is killed twice while fio writes; nothing that it acknowledged may be missing. The
+# namespace must come back with the identity that it had, or the kernel drops it.
 restart() {
     base=$(writes_done)
-    verify_fio --rw=randwrite --bs=8k --size=48m --iodepth=16 --rate_iops=1000 >/tmp/fio 2>&1 &
+    verify_fio --rw=randwrite --bs=8k --size=48m --iodepth=16 --rate_iops=1000 &
     load=$!
     for writes in 1000 3000; do
         eventually has_written $((base + writes))
@@ -187,10 +188,7 @@ restart() {
         ask restart
         eventually has_reconnected "$before"
     done
-    status=0
-    wait $load || status=$?
-    cat /tmp/fio
-    [ $status -eq 0 ]
+    wait $load
 }
 
 step discover discover

@@ -21,6 +21,7 @@ serve() {
     mkdir -p "$target/subsystems/$NQN/namespaces/1" "$target/ports/1"
     echo 1 >"$target/subsystems/$NQN/attr_allow_any_host"
     echo -n "$loop" >"$target/subsystems/$NQN/namespaces/1/device_path"
+    echo 5f1a7e00-0000-4000-8000-000000000002 >"$target/subsystems/$NQN/namespaces/1/device_uuid"
     echo 1 >"$target/subsystems/$NQN/namespaces/1/enable"
     echo "$ADDRESS" >"$target/ports/1/addr_traddr"
     echo ipv4 >"$target/ports/1/addr_adrfam"

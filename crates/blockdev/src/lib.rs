@@ -5,22 +5,30 @@
 //! calls on one device.
 //!
 //! Read [`device`] first: it says what a completed call promises. Then the leaves: [`null`],
-//! [`memory`], [`file`].
+//! [`memory`], [`file`]; then the layers: [`stripe`], [`delay`], [`fault`].
 
 pub mod config;
+pub mod delay;
 pub mod device;
 pub mod error;
+pub mod fault;
 pub mod file;
 mod future;
 pub mod limits;
 pub mod memory;
 pub mod null;
 mod pieces;
+mod rng;
+pub mod stripe;
+mod window;
 
 pub use config::ConfigError;
+pub use delay::{Delay, DelayConfig, Latency};
 pub use device::{BlockDevice, Geometry, SharedDevice, ZeroFlags};
 pub use error::IoError;
+pub use fault::{Fault, FaultConfig, FaultControl, FaultCounters, FaultRate};
 pub use file::{FileDevice, FileOptions};
 pub use future::IoFuture;
 pub use memory::MemoryDevice;
 pub use null::NullDevice;
+pub use stripe::Stripe;

@@ -7,6 +7,9 @@ pub const MAX_FILE_BYTES: u64 = 1 << 20;
 /// make the report larger than itself by much.
 pub const MAX_DIAGNOSTICS: usize = 100;
 
+/// Most names looked through for the one that was probably meant.
+pub const MAX_SUGGESTED_NAMES: usize = 64;
+
 /// Longest part of a source line that a diagnostic shows, in characters.
 pub const MAX_SHOWN_LINE_CHARS: usize = 120;
 

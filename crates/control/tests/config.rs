@@ -249,6 +249,11 @@ fn deep_and_wide_files_are_survived() {
         format!("a = {}", "[".repeat(100_000)),
         format!("a = {}", "{b=".repeat(50_000)),
         "a.".repeat(100_000),
+        (0..40_000).map(|n| format!("[volume.a{n}]\n")).collect(),
+        (0..20_000).map(|n| format!("[volume.a{n}]\n")).collect::<String>()
+            + "[subsystem.s]\nnamespaces = ["
+            + &"\"none\", ".repeat(20_000)
+            + "]",
         "[server]\n".to_owned() + &(0..5000).map(|n| format!("k{n} = 1\n")).collect::<String>(),
     ] {
         let diagnostics = Config::parse("f", &text).expect_err("it is broken");

@@ -3,3 +3,4 @@
 mod limits;
 pub mod host;
 mod stream;
+pub mod target;

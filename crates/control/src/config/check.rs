@@ -8,6 +8,7 @@ use super::diagnostic::{Located, Place, Report};
 use super::model::{Backing, Config, Driver, Layer, Nbd, Nvme, Server, Subsystem, Volume};
 use super::reader::suggestion;
 use crate::device_spec::DeviceSpec;
+use crate::limits::MAX_SUGGESTED_NAMES;
 use crate::listen_spec::ListenSpec;
 use crate::names::Uuid;
 use crate::units::format_size;
@@ -218,10 +219,13 @@ fn resolve_subsystems(raw: &RawConfig, report: &Report) -> Vec<Subsystem> {
     let mut nqns = Once::new("NQN", "write another nqn", report);
     let mut owners: BTreeMap<usize, &Located<String>> = BTreeMap::new();
     let mut subsystems = Vec::new();
+    // Of two volumes of one name, a mistake of its own, the first is meant.
+    let named = raw.volumes.iter().enumerate().rev();
+    let indices = named.map(|(index, volume)| (volume.name.value.as_str(), index)).collect();
     for one in &raw.subsystems {
         let mut namespaces = Vec::new();
         for name in &one.namespaces {
-            let Some(index) = find_volume(raw, name, report) else { continue };
+            let Some(index) = find_volume(&indices, name, report) else { continue };
             match owners.get(&index) {
                 Some(first) => {
                     let message = format!("volume `{}` is already in a subsystem", name.value);
@@ -256,10 +260,14 @@ fn resolve_subsystems(raw: &RawConfig, report: &Report) -> Vec<Subsystem> {
     subsystems
 }
 
-fn find_volume(raw: &RawConfig, name: &Located<String>, report: &Report) -> Option<usize> {
-    let found = raw.volumes.iter().position(|volume| volume.name.value == name.value);
+fn find_volume(
+    indices: &BTreeMap<&str, usize>,
+    name: &Located<String>,
+    report: &Report,
+) -> Option<usize> {
+    let found = indices.get(name.value.as_str()).copied();
     if found.is_none() {
-        let known: Vec<_> = raw.volumes.iter().map(|volume| &*volume.name.value).collect();
+        let known: Vec<_> = indices.keys().copied().take(MAX_SUGGESTED_NAMES).collect();
         let help = match known.len() {
             0 => "write a table [volume.NAME] for it".to_owned(),
             _ => suggestion(&name.value, &known),

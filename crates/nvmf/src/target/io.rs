@@ -9,12 +9,13 @@ use std::sync::Arc;
 use flagstone_blockdev::{IoError, ZeroFlags};
 use flagstone_nvme::command::io::{BlockCommand, DatasetManagement, DsmRange};
 use flagstone_nvme::limits::NAMESPACE_ID_ALL;
+use flagstone_nvme::status::sct;
 use flagstone_nvme::wire::Wire;
 use flagstone_nvme::{Cqe, IoOpcode, Sqe, Status};
 use flagstone_runtime::{Buf, buf, spawn_detached};
 
-use super::Namespace;
 use super::connection::Connection;
+use super::{NO_LOCATION, Namespace};
 use crate::limits::SCAN_BYTES;
 
 /// The status that a device's failure becomes.
@@ -44,14 +45,36 @@ impl Connection {
     /// Carries an I/O command out; it counts as in hand, with `payload` bytes.
     #[inline]
     pub(super) fn run_io(self: &Rc<Self>, command: Sqe, data: Option<Buf>, payload: usize) {
-        let cid = command.cid.get();
         let result = self.checked(&command).and_then(|namespace| match IoOpcode(command.opcode) {
             IoOpcode::READ => self.read(namespace, &command, payload),
             IoOpcode::WRITE => self.write(namespace, &command, data, payload),
             _ => self.rare(namespace, command, data, payload),
         });
         if let Err(status) = result {
-            self.complete(cid, status, payload);
+            self.fail(&command, status, payload);
+        }
+    }
+
+    /// Completes a failed command, and notes it in the controller's error log.
+    #[cold]
+    pub(super) fn fail(&self, command: &Sqe, status: Status, payload: usize) {
+        let block = BlockCommand::parse(command).range.start();
+        self.with_controller(|controller, queue| {
+            controller.record_error(queue.qid, command, status, NO_LOCATION, block);
+            if status.sct() == sct::MEDIA && status.code() != Status::COMPARE_FAILURE {
+                queue.counters.media_error();
+            }
+        });
+        self.complete(command.cid.get(), status, payload);
+    }
+
+    /// Completes a command that has run.
+    #[inline]
+    fn done(&self, command: &Sqe, status: Status, payload: usize) {
+        if status.is_success() {
+            self.complete(command.cid.get(), status, payload);
+        } else {
+            self.fail(command, status, payload);
         }
     }
 
@@ -59,15 +82,16 @@ impl Connection {
     #[inline]
     fn checked(&self, command: &Sqe) -> Result<Option<Arc<Namespace>>, Status> {
         command.check_flags().map_err(Status::dnr)?;
-        if !self.is_ready() {
+        let ready =
+            self.with_controller(|controller, queue| controller.is_ready() && queue.is_open());
+        if ready != Some(true) {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
         }
         let nsid = command.nsid.get();
-        match self.namespace(nsid) {
-            Some(namespace) => Ok(Some(namespace)),
-            None if nsid == NAMESPACE_ID_ALL && command.opcode == IoOpcode::FLUSH.0 => Ok(None),
-            None => Err(Status::INVALID_NAMESPACE.dnr()),
+        if nsid == NAMESPACE_ID_ALL && command.opcode == IoOpcode::FLUSH.0 {
+            return Ok(None);
         }
+        self.namespace(nsid).map(Some)
     }
 
     #[inline]
@@ -80,22 +104,23 @@ impl Connection {
         let namespace = namespace.ok_or(Status::INVALID_NAMESPACE.dnr())?;
         let span = self.span(&namespace, &BlockCommand::parse(command))?;
         check_length(command, span)?;
-        let cid = command.cid.get();
+        let command = *command;
+        self.with_controller(|_, queue| queue.counters.read(span.len as u64));
         let Some(place) = buf::try_alloc(span.len) else {
             let connection = self.clone();
             spawn_detached(async move {
                 let place = buf::alloc(span.len).await;
                 let result = namespace.device.read(span.offset, place).await;
-                connection.read_done(cid, result, payload);
+                connection.read_done(&command, result, payload);
             });
             return Ok(());
         };
         match namespace.device.read(span.offset, place).try_now() {
-            Ok(result) => self.read_done(cid, result, payload),
+            Ok(result) => self.read_done(&command, result, payload),
             Err(later) => {
                 let connection = self.clone();
                 spawn_detached(async move {
-                    connection.read_done(cid, later.await, payload);
+                    connection.read_done(&command, later.await, payload);
                 });
             }
         }
@@ -105,16 +130,17 @@ impl Connection {
     #[inline]
     fn read_done(
         &self,
-        cid: u16,
+        command: &Sqe,
         result: Result<flagstone_runtime::BufMut, IoError>,
         payload: usize,
     ) {
         match result {
             Ok(data) => {
-                self.complete_with_data(Cqe::new(cid, Status::SUCCESS), data.freeze());
+                let completion = Cqe::new(command.cid.get(), Status::SUCCESS);
+                self.complete_with_data(completion, data.freeze());
                 self.release(payload);
             }
-            Err(error) => self.complete(cid, status_of(error), payload),
+            Err(error) => self.fail(command, status_of(error), payload),
         }
     }
 
@@ -127,17 +153,23 @@ impl Connection {
         payload: usize,
     ) -> Result<(), Status> {
         let namespace = namespace.ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        check_writable(&namespace)?;
         let fields = BlockCommand::parse(command);
         let span = self.span(&namespace, &fields)?;
         check_length(command, span)?;
         let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
-        let cid = command.cid.get();
-        match namespace.device.write(span.offset, data, fields.fua()).try_now() {
-            Ok(result) => self.complete(cid, done(result), payload),
+        let through = self.with_controller(|controller, queue| {
+            queue.counters.write(span.len as u64);
+            controller.is_write_through()
+        });
+        let fua = fields.fua() || through == Some(true);
+        let command = *command;
+        match namespace.device.write(span.offset, data, fua).try_now() {
+            Ok(result) => self.done(&command, status(result), payload),
             Err(later) => {
                 let connection = self.clone();
                 spawn_detached(async move {
-                    connection.complete(cid, done(later.await), payload);
+                    connection.done(&command, status(later.await), payload);
                 });
             }
         }
@@ -165,21 +197,28 @@ impl Connection {
             if data.len() < fields.data_bytes() as usize {
                 return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
             }
-            self.later(command, payload, async move { deallocate(&namespace, fields, &data).await });
+            let through = self.is_write_through();
+            self.later(command, payload, async move {
+                let status = deallocate(&namespace, fields, &data).await;
+                // With the volatile cache off, the deallocation is durable when it completes.
+                if status.is_success() && through { flush(vec![namespace]).await } else { status }
+            });
             return Ok(());
         }
         let fields = BlockCommand::parse(&command);
         let range = self.range(&namespace, &fields)?;
         match opcode {
             IoOpcode::WRITE_ZEROES => {
+                check_writable(&namespace)?;
+                let through = self.is_write_through();
                 let flags = ZeroFlags {
-                    fua: fields.fua(),
+                    fua: fields.fua() || through,
                     may_deallocate: fields.deallocate(),
                     fast_only: false,
                 };
                 let (offset, len) = range;
                 self.later(command, payload, async move {
-                    done(namespace.device.write_zeroes(offset, len, flags).await)
+                    status(namespace.device.write_zeroes(offset, len, flags).await)
                 });
             }
             IoOpcode::COMPARE => {
@@ -196,6 +235,10 @@ impl Connection {
         Ok(())
     }
 
+    fn is_write_through(&self) -> bool {
+        self.with_controller(|controller, _| controller.is_write_through()) == Some(true)
+    }
+
     /// Runs `work` in a task and completes the command with its status.
     fn later(
         self: &Rc<Self>,
@@ -206,7 +249,7 @@ impl Connection {
         let connection = self.clone();
         spawn_detached(async move {
             let status = work.await;
-            connection.complete(command.cid.get(), status, payload);
+            connection.done(&command, status, payload);
         });
     }
 
@@ -216,7 +259,7 @@ impl Connection {
         if fields.wants_protection() || fields.namespace_zeroes() {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        fields.range.check_within(namespace.geometry.blocks())?;
+        fields.range.check_within(namespace.blocks)?;
         let shift = namespace.block_shift;
         Ok((fields.range.start() << shift, u64::from(fields.range.blocks()) << shift))
     }
@@ -242,7 +285,13 @@ fn check_length(command: &Sqe, span: Span) -> Result<(), Status> {
     }
 }
 
-fn done(result: Result<(), IoError>) -> Status {
+/// A namespace may be read-only though its device is not.
+#[inline]
+fn check_writable(namespace: &Namespace) -> Result<(), Status> {
+    if namespace.read_only { Err(Status::WRITE_PROTECTED.dnr()) } else { Ok(()) }
+}
+
+fn status(result: Result<(), IoError>) -> Status {
     match result {
         Ok(()) => Status::SUCCESS,
         Err(error) => status_of(error),
@@ -261,11 +310,11 @@ async fn flush(namespaces: Vec<Arc<Namespace>>) -> Status {
 /// All ranges are checked before the first is given up. Attributes other than deallocate are hints.
 async fn deallocate(namespace: &Namespace, fields: DatasetManagement, data: &[u8]) -> Status {
     let ranges = &DsmRange::view_list(data)[..usize::from(fields.ranges)];
-    let blocks = namespace.geometry.blocks();
+    let blocks = namespace.blocks;
     if let Some(status) = ranges.iter().find_map(|range| range.check_within(blocks).err()) {
         return status;
     }
-    if namespace.geometry.read_only {
+    if namespace.read_only {
         return Status::WRITE_PROTECTED.dnr();
     }
     if !fields.deallocate {

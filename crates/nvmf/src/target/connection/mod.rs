@@ -8,11 +8,12 @@
 //!   gone; only then does the queue leave its controller, so a controller that is gone has no
 //!   command in flight;
 //! - at most as many commands as the queue has entries, and at most
-//!   [`crate::limits::CONNECTION_BYTES`] of payload, are in hand: beyond it nothing is received;
+//!   [`TargetConfig::connection_payload_bytes`](super::TargetConfig) of payload, are in hand: beyond it nothing is received;
 //! - a peer that sends or takes nothing in the midst of something is given up on.
 //!
-//! [`receive`](self) parses, `io` and `admin` carry out, [`respond`](self) answers.
+//! `receive` parses, `io` and `admin` carry out, `respond` answers.
 
+mod admin;
 mod receive;
 mod respond;
 mod transfer;
@@ -22,11 +23,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flagstone_nvme::Status;
 use flagstone_nvme::pdu::{Digests, Encoder, Fatal, Receiver, encode_term_req};
 use flagstone_runtime::net::Stream;
+use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, sync, time};
 
-use super::{Connected, Controller, NamespaceTable, Target};
+use super::{Connected, Controller, Namespace, NamespaceTable, Queue, Target};
 use crate::limits::{CONNECT_TIMEOUT, HEADER_BYTES_MAX, TERMINATE_TIMEOUT, WATCHDOG_PERIOD};
 use crate::stream::rx::{Rx, RxError};
 use crate::stream::tx::Tx;
@@ -38,7 +41,7 @@ pub(crate) struct Connection {
     stream: Stream,
     tx: Tx,
     encoder: Cell<Encoder>,
-    queue: RefCell<Option<Queue>>,
+    session: RefCell<Option<Session>>,
     transfers: RefCell<Transfers>,
     /// Commands received and not yet answered.
     outstanding: Cell<u32>,
@@ -52,15 +55,13 @@ pub(crate) struct Connection {
     mid_pdu: Cell<bool>,
 }
 
-/// What Connect made of the connection.
-pub(crate) struct Queue {
-    pub(crate) controller: Arc<Controller>,
-    pub(crate) qid: u16,
-    entries: u16,
-    /// Completions carry the submission queue's head, and none is left out.
-    flow_control: bool,
+/// What Connect made of the connection. Dropping it gives the queue back to its controller.
+pub(crate) struct Session {
+    connected: Connected,
     sq_head: u16,
     table: Arc<NamespaceTable>,
+    /// Tasks of an admin queue: they end with it.
+    _tasks: Vec<AbortOnDrop<()>>,
 }
 
 /// Why a connection ended.
@@ -74,10 +75,6 @@ pub(crate) enum End {
     /// The peer said that we broke the protocol, or sent a TermReq that is malformed itself.
     #[error("the host terminated the connection: {0}")]
     Terminated(String),
-    #[error("the host sent {0} instead of Connect in time")]
-    NotConnected(&'static str),
-    #[error("the controller has ended")]
-    Ended,
 }
 
 /// Serves one accepted connection on this core until it ends.
@@ -95,7 +92,7 @@ pub async fn serve(target: Arc<Target>, stream: Stream) {
     let mut rx = Rx::new(stream.clone());
     let end = connection.receive(&mut rx).await;
     match &end {
-        End::Stream(_) | End::Ended => tracing::debug!(%peer, "connection ended: {end}"),
+        End::Stream(_) => tracing::debug!(%peer, "connection ended: {end}"),
         _ => tracing::warn!(%peer, "connection ended: {end}"),
     }
     connection.finish(&mut rx, end).await;
@@ -115,7 +112,7 @@ impl Connection {
             stream,
             target,
             encoder: Cell::new(Encoder::new(Digests::default(), 0)),
-            queue: RefCell::new(None),
+            session: RefCell::new(None),
             transfers: RefCell::default(),
             outstanding: Cell::new(0),
             payload_bytes: Cell::new(0),
@@ -125,22 +122,25 @@ impl Connection {
         }
     }
 
-    /// Takes on the queue that Connect gave; from then on its controller is told of the end.
+    /// Takes on the queue that Connect gave.
     fn adopt(self: &Rc<Self>, connected: Connected) {
-        let Connected { controller, qid, entries, flow_control, .. } = connected;
-        let table = controller.snapshot();
-        if qid == 0 {
-            let (connection, controller) = (Rc::downgrade(self), controller.clone());
-            flagstone_runtime::spawn_detached(async move {
-                // Ends with the controller: then no event comes any more.
-                while let Some(completion) = controller.wait_event().await {
+        let table = connected.controller.snapshot();
+        let mut tasks = Vec::new();
+        if connected.queue.qid == 0 {
+            let (connection, controller) = (Rc::downgrade(self), connected.controller.clone());
+            let events = spawn(async move {
+                loop {
+                    let completion = controller.wait_event().await;
                     let Some(connection) = connection.upgrade() else { return };
                     connection.respond(completion);
                 }
             });
+            let controller = connected.controller.clone();
+            let keep_alive = spawn(async move { controller.watch_keep_alive().await });
+            tasks.extend([events.abort_on_drop(), keep_alive.abort_on_drop()]);
         }
-        let queue = Queue { controller, qid, entries, flow_control, sq_head: 0, table };
-        *self.queue.borrow_mut() = Some(queue);
+        let session = Session { connected, sq_head: 0, table, _tasks: tasks };
+        *self.session.borrow_mut() = Some(session);
     }
 
     /// Ends in order: commands in hand are awaited, their responses sent if the peer takes them.
@@ -169,9 +169,8 @@ impl Connection {
 
     /// Leaves the controller. An admin queue takes its controller with it.
     fn detach(&self) {
-        if let Some(queue) = self.queue.borrow_mut().take() {
-            queue.controller.detach(queue.qid);
-        }
+        let session = self.session.borrow_mut().take();
+        drop(session);
     }
 
     /// Closes the connection of a peer that makes no progress where it owes some.
@@ -183,8 +182,9 @@ impl Connection {
         loop {
             time::sleep(WATCHDOG_PERIOD).await;
             age += WATCHDOG_PERIOD;
-            let connected = self.queue.borrow().is_some();
-            let owes = self.tx.is_busy() || self.mid_pdu.get() || !self.transfers.borrow().is_empty();
+            let connected = self.session.borrow().is_some();
+            let owes =
+                self.tx.is_busy() || self.mid_pdu.get() || !self.transfers.borrow().is_empty();
             let now = (self.tx.sent_bytes(), self.received.get());
             stuck = if owes && now == before { stuck + WATCHDOG_PERIOD } else { Duration::ZERO };
             before = now;
@@ -213,21 +213,38 @@ impl Connection {
         self.room.notify();
     }
 
-    /// The current namespaces of this queue's controller.
+    /// A namespace of this queue's controller, or the status that refuses it.
     #[inline]
-    pub(crate) fn namespace(&self, nsid: u32) -> Option<Arc<super::Namespace>> {
-        let mut queue = self.queue.borrow_mut();
-        let queue = queue.as_mut()?;
-        if queue.table.generation() != queue.controller.generation() {
-            queue.table = queue.controller.snapshot();
+    pub(crate) fn namespace(&self, nsid: u32) -> Result<Arc<Namespace>, Status> {
+        let mut session = self.session.borrow_mut();
+        let session = session.as_mut().ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())?;
+        let controller = &session.connected.controller;
+        if session.table.generation() != controller.generation() {
+            session.table = controller.snapshot();
         }
-        queue.table.get(nsid).cloned()
+        match session.table.get(nsid) {
+            Some(namespace) => match session.table.ana().io_status() {
+                Status::SUCCESS => Ok(namespace.clone()),
+                status => Err(status),
+            },
+            None => Err(Status::INVALID_NAMESPACE.dnr()),
+        }
     }
 
     /// Every namespace of this queue's controller, for commands that name all.
-    pub(crate) fn namespaces(&self) -> Vec<Arc<super::Namespace>> {
-        let queue = self.queue.borrow();
-        let Some(queue) = queue.as_ref() else { return Vec::new() };
-        queue.controller.snapshot().iter().cloned().collect()
+    pub(crate) fn namespaces(&self) -> Vec<Arc<Namespace>> {
+        let session = self.session.borrow();
+        let Some(session) = session.as_ref() else { return Vec::new() };
+        session.connected.controller.snapshot().iter().cloned().collect()
+    }
+
+    /// This queue's controller.
+    #[inline]
+    pub(crate) fn with_controller<T>(
+        &self,
+        look: impl FnOnce(&Arc<Controller>, &Queue) -> T,
+    ) -> Option<T> {
+        let session = self.session.borrow();
+        session.as_ref().map(|one| look(&one.connected.controller, &one.connected.queue))
     }
 }

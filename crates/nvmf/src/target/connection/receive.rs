@@ -20,8 +20,7 @@ use flagstone_runtime::{Buf, buf};
 
 use super::{Connection, End};
 use crate::limits::{
-    COMMON_HEADER_BYTES, CONNECTION_BYTES, CONTROLLER_DATA_ALIGNMENT, DIRECT_BYTES,
-    HEADER_BYTES_MAX,
+    COMMON_HEADER_BYTES, CONTROLLER_DATA_ALIGNMENT, DIRECT_BYTES, HEADER_BYTES_MAX,
 };
 use crate::stream::rx::{Rx, Shape};
 use crate::target::{admin_data_bytes, connect};
@@ -80,13 +79,11 @@ impl Connection {
         request.check().map_err(|fatal| violation(fatal, bytes))?;
         rx.skip(INITIALIZE_BYTES);
         let config = self.target.config();
-        let allowed = Digests { header: config.header_digest, data: config.data_digest };
+        let allowed =
+            Digests { header: config.allow_header_digest, data: config.allow_data_digest };
         let digests = request.digests().and(allowed);
-        let response = InitializeResponse::new(
-            digests,
-            CONTROLLER_DATA_ALIGNMENT,
-            config.max_h2c_data_bytes,
-        );
+        let response =
+            InitializeResponse::new(digests, CONTROLLER_DATA_ALIGNMENT, config.max_h2c_data_bytes);
         self.tx.header(HEADER_BYTES_MAX, |out| response.encode(out));
         self.encoder.set(Encoder::new(digests, request.host_alignment));
         Ok(Rules::of_controller(
@@ -164,11 +161,12 @@ impl Connection {
     /// Waits while the queue is full or the connection's budget of payload is spent.
     #[inline]
     async fn wait_for_room(&self) {
-        let entries = self.queue.borrow().as_ref().map_or(1, |queue| queue.entries);
+        let entries = self.with_controller(|_, queue| queue.entries).unwrap_or(1);
+        let budget = self.target.config().connection_payload_bytes;
         let has_room = || {
             let room = self.outstanding.get() < u32::from(entries)
-                && self.payload_bytes.get() < CONNECTION_BYTES
-                && self.tx.queued_bytes() < CONNECTION_BYTES;
+                && self.payload_bytes.get() < budget
+                && self.tx.queued_bytes() < budget;
             room.then_some(())
         };
         if has_room().is_none() {
@@ -215,24 +213,15 @@ impl Connection {
     /// A command whose capsule carries no data: `data_bytes` are to be moved in data PDUs, either
     /// way.
     async fn without_data(self: &Rc<Self>, command: Sqe, data_bytes: u32) -> Result<(), End> {
-        let wanted = self.data_from_host(&command, data_bytes);
-        match wanted {
-            Ok(0) => {
-                self.execute_without_data(command).await?;
-            }
-            Ok(_) => {
-                let data = buf::alloc(data_bytes as usize).await;
+        match self.data_from_host(&command, data_bytes) {
+            Ok(0) => self.execute_without_data(command)?,
+            Ok(wanted) => {
+                let data = buf::alloc(wanted as usize).await;
                 self.advance_queue();
-                self.begin(data_bytes as usize);
-                let tag = self.transfers.borrow_mut().insert(command, data);
-                match tag {
-                    Some((tag, len)) => self.request_data(command.cid.get(), tag, len),
-                    None => self.complete(
-                        command.cid.get(),
-                        Status::INTERNAL_ERROR,
-                        data_bytes as usize,
-                    ),
-                }
+                self.begin(wanted as usize);
+                let transfer = self.transfers.borrow_mut().insert(command, data);
+                let (tag, cid) = (transfer.expect("as many as a queue has entries"), command.cid);
+                self.request_data(cid.get(), tag, wanted);
             }
             Err(status) => {
                 self.advance_queue();
@@ -252,22 +241,24 @@ impl Connection {
         if direction != HostToController || data_bytes == 0 {
             return Ok(0);
         }
-        if self.queue.borrow().is_none() || command.fabrics_type().is_some() {
+        let Some(qid) = self.with_controller(|_, queue| queue.qid) else {
+            return Err(Status::SGL_TYPE_INVALID.dnr());
+        };
+        if command.fabrics_type().is_some() {
             // Connect's data is always in the capsule (NVMe/TCP 3.3.2.1.2).
             return Err(Status::SGL_TYPE_INVALID.dnr());
         }
-        let max = match self.queue.borrow().as_ref() {
-            Some(queue) if queue.qid == 0 => admin_data_bytes(command),
-            _ => self.target.config().mdts_bytes,
-        };
+        if qid == 0 {
+            return Ok(admin_data_bytes(command).min(data_bytes));
+        }
+        let max = self.target.config().mdts_bytes;
         if data_bytes > max { Err(Status::INVALID_FIELD.dnr()) } else { Ok(data_bytes) }
     }
 
     /// What memory the data of a write should lie in.
     #[inline]
     fn memory_align(&self, command: &Sqe) -> usize {
-        let is_io = self.queue.borrow().as_ref().is_some_and(|queue| queue.qid != 0);
-        if !is_io {
+        if self.with_controller(|_, queue| queue.qid).unwrap_or(0) == 0 {
             return 1;
         }
         self.namespace(command.nsid.get())
@@ -360,8 +351,8 @@ impl Connection {
         Ok(())
     }
 
-    async fn execute_without_data(self: &Rc<Self>, command: Sqe) -> Result<(), End> {
-        if self.queue.borrow().is_none() {
+    fn execute_without_data(self: &Rc<Self>, command: Sqe) -> Result<(), End> {
+        if self.session.borrow().is_none() {
             return self.first_command(command, None).map(drop);
         }
         self.advance_queue();
@@ -378,7 +369,7 @@ impl Connection {
         command: Sqe,
         data: Option<Buf>,
     ) -> Result<Option<Rules>, End> {
-        if self.queue.borrow().is_none() {
+        if self.session.borrow().is_none() {
             let in_capsule = self.first_command(command, data)?;
             return Ok(in_capsule.map(|bytes| rules.with_max_in_capsule_bytes(bytes)));
         }
@@ -392,8 +383,8 @@ impl Connection {
     /// Starts a command that counts as in hand.
     #[inline]
     fn run(self: &Rc<Self>, command: Sqe, data: Option<Buf>, payload: usize) {
-        let is_admin = self.queue.borrow().as_ref().is_none_or(|queue| queue.qid == 0);
-        if is_admin || command.fabrics_type().is_some() {
+        let qid = self.with_controller(|_, queue| queue.qid).unwrap_or(0);
+        if qid == 0 || command.fabrics_type().is_some() {
             self.run_admin(command, data, payload);
         } else {
             self.run_io(command, data, payload);
@@ -403,19 +394,16 @@ impl Connection {
     /// Counts a submission queue entry as taken.
     #[inline]
     fn advance_queue(&self) {
-        if let Some(queue) = self.queue.borrow_mut().as_mut() {
-            queue.sq_head = if queue.sq_head + 1 >= queue.entries { 0 } else { queue.sq_head + 1 };
-            queue.controller.saw_traffic();
+        if let Some(session) = self.session.borrow_mut().as_mut() {
+            let entries = session.connected.queue.entries;
+            session.sq_head = if session.sq_head + 1 >= entries { 0 } else { session.sq_head + 1 };
+            session.connected.controller.saw_traffic();
         }
     }
 
     /// The first command of a connection must be Connect. Gives the size of in-capsule data that
     /// the queue takes, once it has one.
-    fn first_command(
-        self: &Rc<Self>,
-        command: Sqe,
-        data: Option<Buf>,
-    ) -> Result<Option<u32>, End> {
+    fn first_command(self: &Rc<Self>, command: Sqe, data: Option<Buf>) -> Result<Option<u32>, End> {
         let cid = command.cid.get();
         let refuse = |completion: Cqe| {
             self.respond(completion);
@@ -428,9 +416,10 @@ impl Connection {
             return refuse(Cqe::new(cid, Status::DATA_SGL_LENGTH_INVALID.dnr()));
         };
         let connect_command = ConnectCommand::of(&command);
-        match connect(&self.target, connect_command, data, self.stream.clone()) {
+        let hangup = Box::new(self.stream.clone());
+        match connect(&self.target, connect_command, data, self.stream.local(), hangup) {
             Ok(connected) => {
-                let (qid, result) = (connected.qid, connected.result);
+                let (qid, result) = (connected.queue.qid, connected.result);
                 self.adopt(connected);
                 self.advance_queue();
                 self.respond(Cqe::with_result(cid, Status::SUCCESS, u64::from(result)));
@@ -469,4 +458,3 @@ fn terminated(bytes: &[u8]) -> End {
         None => End::Violation { fatal: Fatal::SEQUENCE, offending: bytes.to_vec() },
     }
 }
-

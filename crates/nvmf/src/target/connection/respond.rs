@@ -13,10 +13,10 @@ impl Connection {
     /// Sends a completion.
     #[inline]
     pub(crate) fn respond(&self, mut completion: Cqe) {
-        if let Some(queue) = self.queue.borrow().as_ref()
-            && queue.flow_control
+        if let Some(session) = self.session.borrow().as_ref()
+            && session.connected.queue.flow_control
         {
-            completion.sqhd = U16::new(queue.sq_head);
+            completion.sqhd = U16::new(session.sq_head);
         }
         let encoder = self.encoder.get();
         self.tx.header(HEADER_BYTES_MAX, |out| encoder.capsule_resp(out, &completion));
@@ -34,7 +34,7 @@ impl Connection {
     #[inline]
     pub(crate) fn complete_with_data(&self, completion: Cqe, data: Buf) {
         let encoder = self.encoder.get();
-        let flow_control = self.queue.borrow().as_ref().is_none_or(|queue| queue.flow_control);
+        let flow_control = self.with_controller(|_, queue| queue.flow_control).unwrap_or(true);
         let plain = completion.result() == 0 && completion.status() == Status::SUCCESS;
         let success = plain && !flow_control;
         let (cid, len) = (completion.cid.get(), data.len() as u32);

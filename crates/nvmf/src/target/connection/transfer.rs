@@ -9,6 +9,8 @@ use std::mem::offset_of;
 pub(super) struct Pending {
     pub(super) command: Sqe,
     transfer: Transfer,
+    /// Length of all of its data.
+    bytes: usize,
     /// All of the command's data; `None` while a piece is being received into it.
     pub(super) data: Option<BufMut>,
     /// A piece did not match its digest: the command will fail when all has arrived.
@@ -23,9 +25,9 @@ pub(super) struct Transfers {
 }
 
 impl Transfers {
-    /// Makes room for `command` and gives its tag and the R2T's length; the caller has bounded how
-    /// many commands are in hand, and so the table.
-    pub(super) fn insert(&mut self, command: Sqe, data: BufMut) -> Option<(u16, u32)> {
+    /// Makes room for `command`, whose data will be received into `data`, and gives its tag. The
+    /// caller has bounded how many commands are in hand, and so the table: `None` is beyond 65,536.
+    pub(super) fn insert(&mut self, command: Sqe, data: BufMut) -> Option<u16> {
         let len = u32::try_from(data.len()).ok()?;
         let tag = match self.free.pop() {
             Some(tag) => tag,
@@ -36,9 +38,10 @@ impl Transfers {
             }
         };
         let transfer = Transfer::of_r2t(command.cid.get(), tag, 0, len)?;
-        let pending = Pending { command, transfer, data: Some(data), digest_error: false };
+        let (bytes, data) = (data.len(), Some(data));
+        let pending = Pending { command, transfer, bytes, data, digest_error: false };
         self.slots[usize::from(tag)] = Some(pending);
-        Some((tag, len))
+        Some(tag)
     }
 
     /// Checks a piece against the transfer that it names.
@@ -70,16 +73,10 @@ impl Transfers {
     pub(super) fn clear(&mut self, mut dropped: impl FnMut(usize)) {
         for slot in &mut self.slots {
             if let Some(pending) = slot.take() {
-                dropped(pending.transfer_bytes());
+                dropped(pending.bytes);
             }
         }
         self.slots.clear();
         self.free.clear();
-    }
-}
-
-impl Pending {
-    fn transfer_bytes(&self) -> usize {
-        self.command.data.data_bytes.get() as usize
     }
 }

@@ -1,0 +1,184 @@
+//! A device that takes its time: for labs, and for tests that need a call to be in flight.
+//!
+//! Promises: a call reaches the child no earlier than its fixed delay after it was made, and no
+//! later than the fixed delay and the jitter; calls do not queue behind each other, so with jitter
+//! they overtake each other. Time and chance are the runtime's, so simulated runs replay.
+
+use std::time::Duration;
+
+use flagstone_runtime::{Buf, BufMut, random_u64, time};
+
+use crate::limits::DELAY_MAX_SECONDS;
+use crate::{BlockDevice, ConfigError, Geometry, IoFuture, SharedDevice, ZeroFlags};
+
+/// Time added to a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Latency {
+    /// At least this much, at most 60 s.
+    pub fixed: Duration,
+    /// And up to this much more, evenly distributed, at most 60 s.
+    pub jitter: Duration,
+}
+
+impl Latency {
+    /// Always the same.
+    pub fn fixed(fixed: Duration) -> Latency {
+        Latency { fixed, jitter: Duration::ZERO }
+    }
+
+    fn check(self) -> Result<(), ConfigError> {
+        let max = Duration::from_secs(DELAY_MAX_SECONDS);
+        match [self.fixed, self.jitter].into_iter().find(|part| *part > max) {
+            Some(part) => Err(ConfigError::Delay(part)),
+            None => Ok(()),
+        }
+    }
+
+    fn is_zero(self) -> bool {
+        self.fixed.is_zero() && self.jitter.is_zero()
+    }
+
+    fn pick(self) -> Duration {
+        if self.jitter.is_zero() {
+            return self.fixed;
+        }
+        let range = u128::from(random_u64()) * (self.jitter.as_nanos() + 1);
+        self.fixed + Duration::from_nanos((range >> 64) as u64)
+    }
+}
+
+/// Delays for each kind of call; none by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DelayConfig {
+    /// Of reads.
+    pub read: Latency,
+    /// Of writes and write-zeroes.
+    pub write: Latency,
+    /// Of flushes.
+    pub flush: Latency,
+    /// Of discards.
+    pub discard: Latency,
+}
+
+/// See the module's promises.
+pub struct Delay {
+    child: SharedDevice,
+    config: DelayConfig,
+}
+
+impl Delay {
+    /// Delays calls to `child`.
+    ///
+    /// # Errors
+    /// [`ConfigError::Delay`] for more than 60 s.
+    pub fn new(child: SharedDevice, config: DelayConfig) -> Result<Delay, ConfigError> {
+        for latency in [config.read, config.write, config.flush, config.discard] {
+            latency.check()?;
+        }
+        Ok(Delay { child, config })
+    }
+
+    fn after<T: 'static>(
+        &self,
+        latency: Latency,
+        call: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
+    ) -> IoFuture<T> {
+        if latency.is_zero() {
+            return call(&self.child);
+        }
+        let child = self.child.clone();
+        let sleep = time::sleep(latency.pick());
+        IoFuture::later(async move {
+            sleep.await;
+            call(&child).await
+        })
+    }
+}
+
+impl std::fmt::Debug for Delay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Delay({:?})", self.config)
+    }
+}
+
+impl BlockDevice for Delay {
+    fn geometry(&self) -> Geometry {
+        self.child.geometry()
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        self.after(self.config.read, move |child| child.read(offset, buf))
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        self.after(self.config.write, move |child| child.write(offset, data, fua))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.after(self.config.flush, |child| child.flush())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.after(self.config.discard, move |child| child.discard(offset, len))
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.after(self.config.write, move |child| child.write_zeroes(offset, len, flags))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use flagstone_runtime::{block_on, buf};
+
+    use super::*;
+    use crate::NullDevice;
+
+    fn null() -> SharedDevice {
+        Arc::new(NullDevice::new(1 << 20, 512).unwrap())
+    }
+
+    #[test]
+    fn each_kind_takes_its_time() {
+        block_on(async {
+            let latency =
+                |ms| Latency { fixed: Duration::from_millis(ms), jitter: Duration::from_millis(1) };
+            let config =
+                DelayConfig { read: latency(4), flush: latency(2), ..DelayConfig::default() };
+            let device = Delay::new(null(), config).unwrap();
+            let start = time::now();
+            device.read(0, buf::alloc(512).await).await.unwrap();
+            assert!(start.elapsed() >= Duration::from_millis(4));
+            let start = time::now();
+            device.flush().await.unwrap();
+            assert!(start.elapsed() >= Duration::from_millis(2));
+            let write = device.write(0, buf::alloc(512).await.freeze(), false);
+            assert!(write.try_now().is_ok(), "without a delay the child's future comes as it is");
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn picks_are_within_bounds() {
+        block_on(async {
+            let latency =
+                Latency { fixed: Duration::from_nanos(10), jitter: Duration::from_nanos(3) };
+            let mut seen = [0; 4];
+            for _ in 0..1000 {
+                seen[latency.pick().as_nanos() as usize - 10] += 1;
+            }
+            assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn very_long_delays_are_refused() {
+        let read = Latency::fixed(Duration::from_secs(61));
+        let config = DelayConfig { read, ..DelayConfig::default() };
+        let error = Delay::new(null(), config).unwrap_err();
+        assert!(error.to_string().contains("at most 60 s"), "{error}");
+    }
+}

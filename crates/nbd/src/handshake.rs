@@ -1,0 +1,215 @@
+//! The server's side of "Fixed newstyle negotiation", without I/O: bytes in, bytes out.
+//!
+//! Promises: never panics and never holds more than one option, whatever the input; every option is
+//! answered as the protocol says, or the connection is closed where the protocol leaves no answer.
+
+use std::sync::Arc;
+
+use crate::export::{Export, Exports};
+use crate::limits::{MAX_OPTION_BYTES, MAX_OPTIONS};
+use crate::session::Session;
+use crate::wire::option::{
+    InfoRequest, InvalidOption, OPTION_HEADER_BYTES, OptionHeader, decode_meta_context, info,
+    option, put_info, put_reply, reply_type, string,
+};
+use crate::wire::{INIT_MAGIC, OPTION_MAGIC, handshake_flag, u32_at};
+
+const SERVER_FLAGS: u16 = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
+const TRAILING_ZEROES: usize = 124;
+
+/// Why a negotiation ends without a session.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The client asked to stop.
+    #[error("the client aborted the negotiation")]
+    Aborted,
+    /// The client set flags that the server did not offer.
+    #[error("unknown client flags 0x{0:08x}")]
+    UnknownFlags(u32),
+    /// The stream is out of step.
+    #[error("not an option: 0x{0:016x}")]
+    BadMagic(u64),
+    /// More data than any option needs.
+    #[error("an option of {0} bytes is too long")]
+    OptionTooLong(u32),
+    /// The client never begins.
+    #[error("more than {MAX_OPTIONS} options")]
+    TooManyOptions,
+    /// EXPORT_NAME has no answer for this.
+    #[error("no such export")]
+    UnknownExport,
+}
+
+/// What [`Handshake::step`] leads to.
+#[derive(Debug)]
+pub enum Progress {
+    /// More bytes are needed.
+    More,
+    /// Something was consumed; call again.
+    Again,
+    /// The transmission phase begins.
+    Begin(Session),
+    /// Send what was written, then close.
+    Close(Refusal),
+}
+
+/// One negotiation.
+#[derive(Debug)]
+pub struct Handshake {
+    exports: Arc<Exports>,
+    flags: Option<u32>,
+    structured: bool,
+    options: u32,
+}
+
+impl Handshake {
+    /// Begins: the server's greeting goes to `out`.
+    pub fn new(exports: Arc<Exports>, out: &mut Vec<u8>) -> Handshake {
+        out.extend_from_slice(&INIT_MAGIC.to_be_bytes());
+        out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+        out.extend_from_slice(&SERVER_FLAGS.to_be_bytes());
+        Handshake { exports, flags: None, structured: false, options: 0 }
+    }
+
+    /// Takes at most one message from the front of `input` and answers it in `out`. Returns how
+    /// many bytes it took, and what follows.
+    pub fn step(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Progress) {
+        if self.flags.is_none() {
+            return self.client_flags(input);
+        }
+        let header = match OptionHeader::decode(input) {
+            Ok(Some(header)) => header,
+            Ok(None) => return (0, Progress::More),
+            Err(bad) => return (0, Progress::Close(Refusal::BadMagic(bad.0))),
+        };
+        if header.len > MAX_OPTION_BYTES {
+            return (0, Progress::Close(Refusal::OptionTooLong(header.len)));
+        }
+        let end = OPTION_HEADER_BYTES + header.len as usize;
+        let Some(data) = input.get(OPTION_HEADER_BYTES..end) else { return (0, Progress::More) };
+        self.options += 1;
+        if self.options > MAX_OPTIONS {
+            return (end, Progress::Close(Refusal::TooManyOptions));
+        }
+        (end, self.answer(header.option, data, out))
+    }
+
+    fn client_flags(&mut self, input: &[u8]) -> (usize, Progress) {
+        let Some(flags) = u32_at(input, 0) else { return (0, Progress::More) };
+        if flags & !u32::from(SERVER_FLAGS) != 0 {
+            return (4, Progress::Close(Refusal::UnknownFlags(flags)));
+        }
+        self.flags = Some(flags);
+        (4, Progress::Again)
+    }
+
+    fn answer(&mut self, kind: u32, data: &[u8], out: &mut Vec<u8>) -> Progress {
+        let outcome = match kind {
+            option::EXPORT_NAME => return self.export_name(data, out),
+            option::ABORT => {
+                put_reply(out, kind, reply_type::ACK, &[]);
+                return Progress::Close(Refusal::Aborted);
+            }
+            option::LIST => self.list(data, out),
+            option::INFO => self.describe(kind, data, out).map(drop),
+            option::GO => match self.describe(kind, data, out) {
+                Ok(Some(session)) => return Progress::Begin(session),
+                other => other.map(drop),
+            },
+            option::STRUCTURED_REPLY => no_data(data).map(|()| {
+                self.structured = true;
+                put_reply(out, kind, reply_type::ACK, &[]);
+            }),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                self.meta_context(kind, data, out)
+            }
+            // No TLS here, no extended headers, and nothing unheard of.
+            _ => {
+                put_reply(out, kind, reply_type::ERR_UNSUP, b"this option is not supported");
+                Ok(())
+            }
+        };
+        if let Err(invalid) = outcome {
+            put_reply(out, kind, reply_type::ERR_INVALID, invalid.to_string().as_bytes());
+        }
+        Progress::Again
+    }
+
+    fn session(&self, export: &Arc<Export>, sized: bool) -> Session {
+        Session::new(export.clone(), self.structured, sized)
+    }
+
+    fn export_name(&self, data: &[u8], out: &mut Vec<u8>) -> Progress {
+        let found = string(data).ok().and_then(|name| self.exports.find(name));
+        let Some(export) = found else { return Progress::Close(Refusal::UnknownExport) };
+        out.extend_from_slice(&export.device.geometry().size_bytes.to_be_bytes());
+        out.extend_from_slice(&export.transmission_flags(self.structured).to_be_bytes());
+        if self.flags.unwrap_or(0) & u32::from(handshake_flag::NO_ZEROES) == 0 {
+            out.resize(out.len() + TRAILING_ZEROES, 0);
+        }
+        Progress::Begin(self.session(export, false))
+    }
+
+    fn list(&self, data: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidOption> {
+        no_data(data)?;
+        for export in self.exports.iter() {
+            let mut entry = (export.name.len() as u32).to_be_bytes().to_vec();
+            entry.extend_from_slice(export.name.as_bytes());
+            entry.extend_from_slice(export.description.as_bytes());
+            put_reply(out, option::LIST, reply_type::SERVER, &entry);
+        }
+        put_reply(out, option::LIST, reply_type::ACK, &[]);
+        Ok(())
+    }
+
+    /// INFO and GO: the session that a GO would begin, or `None` after an error reply.
+    fn describe(
+        &self,
+        kind: u32,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Option<Session>, InvalidOption> {
+        let request = InfoRequest::decode(data)?;
+        let Some(export) = self.exports.find(request.name) else {
+            put_reply(out, kind, reply_type::ERR_UNKNOWN, b"no such export");
+            return Ok(None);
+        };
+        let size = export.device.geometry().size_bytes.to_be_bytes();
+        let flags = export.transmission_flags(self.structured).to_be_bytes();
+        put_info(out, kind, info::EXPORT, &[&size, &flags]);
+        if request.wants_name {
+            put_info(out, kind, info::NAME, &[export.name.as_bytes()]);
+        }
+        if request.wants_description && !export.description.is_empty() {
+            put_info(out, kind, info::DESCRIPTION, &[export.description.as_bytes()]);
+        }
+        if request.wants_block_size {
+            let [minimum, preferred, maximum] = export.block_sizes().map(u32::to_be_bytes);
+            put_info(out, kind, info::BLOCK_SIZE, &[&minimum, &preferred, &maximum]);
+        }
+        put_reply(out, kind, reply_type::ACK, &[]);
+        Ok(Some(self.session(export, request.wants_block_size)))
+    }
+
+    /// There are no metadata contexts: none matches, and that is no error.
+    fn meta_context(
+        &self,
+        kind: u32,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), InvalidOption> {
+        let name = decode_meta_context(data)?;
+        if !self.structured && kind == option::SET_META_CONTEXT {
+            put_reply(out, kind, reply_type::ERR_INVALID, b"negotiate structured replies first");
+        } else if self.exports.find(name).is_none() {
+            put_reply(out, kind, reply_type::ERR_UNKNOWN, b"no such export");
+        } else {
+            put_reply(out, kind, reply_type::ACK, &[]);
+        }
+        Ok(())
+    }
+}
+
+fn no_data(data: &[u8]) -> Result<(), InvalidOption> {
+    if data.is_empty() { Ok(()) } else { Err(InvalidOption::Unexpected) }
+}

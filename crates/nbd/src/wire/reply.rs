@@ -1,0 +1,178 @@
+//! "Simple reply message" and "Structured reply chunk message".
+
+use super::request::Cookie;
+use super::{Errno, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, u16_at, u32_at, u64_at};
+
+/// "Structured reply types".
+pub mod chunk {
+    /// Nothing more to say.
+    pub const NONE: u16 = 0;
+    /// Data at an offset.
+    pub const OFFSET_DATA: u16 = 1;
+    /// Zeroes at an offset.
+    pub const OFFSET_HOLE: u16 = 2;
+    /// Extents of a metadata context.
+    pub const BLOCK_STATUS: u16 = 5;
+    /// Set in all types of errors.
+    pub const ERROR_BIT: u16 = 1 << 15;
+    /// The request failed.
+    pub const ERROR: u16 = ERROR_BIT | 1;
+    /// The request failed at an offset.
+    pub const ERROR_OFFSET: u16 = ERROR_BIT | 2;
+}
+
+/// "Structured reply flags": the last chunk of its reply.
+pub const FLAG_DONE: u16 = 1;
+
+/// Length of a simple reply, in bytes.
+pub const SIMPLE_BYTES: usize = 16;
+/// Length of a chunk's header, in bytes.
+pub const CHUNK_BYTES: usize = 20;
+/// Length of an OFFSET_DATA chunk without its data, in bytes.
+pub const DATA_BYTES: usize = CHUNK_BYTES + 8;
+/// Longest header that the server writes, an error's message included, in bytes.
+pub const MAX_HEADER_BYTES: usize = 128;
+
+/// Writes a simple reply; `error` 0 is success. Returns its length.
+pub fn put_simple(out: &mut [u8], cookie: Cookie, error: u32) -> usize {
+    out[0..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
+    out[4..8].copy_from_slice(&error.to_be_bytes());
+    out[8..16].copy_from_slice(&cookie.0.to_be_bytes());
+    SIMPLE_BYTES
+}
+
+fn put_chunk(out: &mut [u8], kind: u16, cookie: Cookie, len: u32) {
+    out[0..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
+    out[4..6].copy_from_slice(&FLAG_DONE.to_be_bytes());
+    out[6..8].copy_from_slice(&kind.to_be_bytes());
+    out[8..16].copy_from_slice(&cookie.0.to_be_bytes());
+    out[16..20].copy_from_slice(&len.to_be_bytes());
+}
+
+/// Writes the header of a read's one and last chunk; `len` bytes of data follow. Returns its
+/// length.
+pub fn put_data(out: &mut [u8], cookie: Cookie, offset: u64, len: u32) -> usize {
+    put_chunk(out, chunk::OFFSET_DATA, cookie, len.saturating_add(8));
+    out[20..28].copy_from_slice(&offset.to_be_bytes());
+    DATA_BYTES
+}
+
+/// Writes an error chunk with the error's message. Returns its length.
+pub fn put_error(out: &mut [u8], cookie: Cookie, error: Errno) -> usize {
+    let message = error.message().as_bytes();
+    put_chunk(out, chunk::ERROR, cookie, 6 + message.len() as u32);
+    out[20..24].copy_from_slice(&error.0.to_be_bytes());
+    out[24..26].copy_from_slice(&(message.len() as u16).to_be_bytes());
+    out[26..26 + message.len()].copy_from_slice(message);
+    26 + message.len()
+}
+
+/// What a server's message begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Header {
+    /// A simple reply; a successful read's data follows.
+    Simple {
+        /// Whose.
+        cookie: Cookie,
+        /// 0 for success.
+        error: u32,
+    },
+    /// A chunk; `len` bytes follow.
+    Chunk {
+        /// Whose.
+        cookie: Cookie,
+        /// [`FLAG_DONE`] and unknown bits.
+        flags: u16,
+        /// A [`chunk`], or an unknown one.
+        kind: u16,
+        /// Length of the payload, in bytes.
+        len: u32,
+    },
+}
+
+/// The bytes are no reply: the stream is out of step and cannot be followed any further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a reply begins with 0x{0:08x}")]
+pub struct BadReplyMagic(pub u32);
+
+impl Header {
+    /// Reads a header from the front of `bytes`; `None` when it is not whole yet.
+    ///
+    /// # Errors
+    /// [`BadReplyMagic`].
+    pub fn decode(bytes: &[u8]) -> Result<Option<Header>, BadReplyMagic> {
+        match u32_at(bytes, 0) {
+            None => Ok(None),
+            Some(SIMPLE_REPLY_MAGIC) => Ok(Header::simple(bytes)),
+            Some(STRUCTURED_REPLY_MAGIC) => Ok(Header::chunk(bytes)),
+            Some(other) => Err(BadReplyMagic(other)),
+        }
+    }
+
+    fn simple(bytes: &[u8]) -> Option<Header> {
+        Some(Header::Simple { error: u32_at(bytes, 4)?, cookie: Cookie(u64_at(bytes, 8)?) })
+    }
+
+    fn chunk(bytes: &[u8]) -> Option<Header> {
+        Some(Header::Chunk {
+            flags: u16_at(bytes, 4)?,
+            kind: u16_at(bytes, 6)?,
+            cookie: Cookie(u64_at(bytes, 8)?),
+            len: u32_at(bytes, 16)?,
+        })
+    }
+
+    /// Length of the header itself, in bytes.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Header::Simple { .. } => SIMPLE_BYTES,
+            Header::Chunk { .. } => CHUNK_BYTES,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn simple_replies_round_trip(cookie: u64, error: u32) {
+            let mut out = [0; MAX_HEADER_BYTES];
+            let len = put_simple(&mut out, Cookie(cookie), error);
+            let header = Header::Simple { cookie: Cookie(cookie), error };
+            prop_assert_eq!(Header::decode(&out[..len]), Ok(Some(header)));
+            prop_assert_eq!(Header::decode(&out[..len - 1]), Ok(None));
+        }
+
+        #[test]
+        fn data_chunks_round_trip(cookie: u64, offset: u64, len in 1..=32_u32 << 20) {
+            let mut out = [0; MAX_HEADER_BYTES];
+            let bytes = put_data(&mut out, Cookie(cookie), offset, len);
+            prop_assert_eq!(bytes, DATA_BYTES);
+            let (flags, kind) = (FLAG_DONE, chunk::OFFSET_DATA);
+            let header = Header::Chunk { cookie: Cookie(cookie), flags, kind, len: len + 8 };
+            prop_assert_eq!(Header::decode(&out), Ok(Some(header)));
+            prop_assert_eq!(u64_at(&out, CHUNK_BYTES), Some(offset));
+        }
+
+        #[test]
+        fn any_bytes_decode_without_panic(bytes: Vec<u8>) {
+            let _ = Header::decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn every_error_fits_the_longest_header() {
+        for value in 0..200 {
+            let mut out = [0; MAX_HEADER_BYTES];
+            let len = put_error(&mut out, Cookie(1), Errno(value));
+            let Ok(Some(Header::Chunk { kind, len: payload, .. })) = Header::decode(&out) else {
+                panic!("no chunk");
+            };
+            assert_eq!((kind, payload as usize + CHUNK_BYTES), (chunk::ERROR, len));
+            assert_eq!(usize::from(u16_at(&out, 24).unwrap()), len - 26);
+        }
+    }
+}
