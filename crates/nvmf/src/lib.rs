@@ -1,6 +1,6 @@
 //! NVMe over Fabrics over TCP: the target, and the host behind the `remote` device.
 
-mod limits;
 pub mod host;
+mod limits;
 mod stream;
 pub mod target;

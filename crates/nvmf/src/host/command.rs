@@ -214,6 +214,7 @@ impl Slots {
         self.slots.len() - self.free.len()
     }
 
+    #[cfg(test)]
     /// Whether every slot is taken.
     #[inline]
     pub(super) fn is_full(&self) -> bool {

@@ -124,8 +124,7 @@ async fn connect_queue(
 ) -> Result<(Rc<Queue>, ConnectResult), HostError> {
     let connection = initialize(&place.address, place.options.digests).await?;
     let told = end.clone();
-    let queue =
-        Queue::start(connection, entries - 1, gate.clone(), move |error| told.set(error));
+    let queue = Queue::start(connection, entries - 1, gate.clone(), move |error| told.set(error));
     let guard = CloseOnDrop(Some(queue.clone()));
     // Queues but the admin queue have no keep alive time-out of their own.
     let keep_alive_ms = if qid == 0 { place.options.keep_alive.as_millis() as u32 } else { 0 };
@@ -134,8 +133,7 @@ async fn connect_queue(
     let data = ConnectData::new(place.host_id, controller_id, &place.subnqn, &place.host_nqn);
     let mut payload = buf::alloc_small(CONNECT_DATA_BYTES);
     payload.copy_from_slice(data.bytes());
-    let connected =
-        ask(&queue, "Connect", command.command(), Data::Out(payload.freeze())).await?.0;
+    let connected = ask(&queue, "Connect", command.command(), Data::Out(payload.freeze())).await?.0;
     let result = ConnectResult::from_dw0(connected.dw0.get());
     if result.authentication_required || result.secure_channel_required {
         return Err(HostError::Unsupported("authentication"));

@@ -6,7 +6,6 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
-use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_nvme::command::io::{BlockRange, DsmRange, IoOptions};
@@ -64,7 +63,10 @@ impl RemoteDevice {
     /// down, the connections closed. Calls made from now on fail with [`IoError::Unreachable`].
     /// Bounded in time, whatever the target does.
     pub async fn disconnect(&self) {
-        let left = Arc::new(Countdown { left: AtomicUsize::new(self.cores.len()), ..Countdown::default() });
+        let left = Arc::new(Countdown {
+            left: AtomicUsize::new(self.cores.len()),
+            ..Countdown::default()
+        });
         for core in &self.cores {
             let (associations, left) = (self.associations.clone(), left.clone());
             core.spawn(move || async move {
@@ -196,7 +198,8 @@ impl Io {
 
     async fn read_pieces(self, offset: u64, mut rest: BufMut) -> Result<BufMut, IoError> {
         let transfer = self.shape.transfer_bytes as usize;
-        let mut pieces: Vec<Option<BufMut>> = (0..rest.len().div_ceil(transfer)).map(|_| None).collect();
+        let mut pieces: Vec<Option<BufMut>> =
+            (0..rest.len().div_ceil(transfer)).map(|_| None).collect();
         let mut at = offset;
         let next = || {
             let len = rest.len().min(transfer);
@@ -245,7 +248,12 @@ impl Io {
     }
 
     /// For a target that cannot write zeroes of its own.
-    async fn write_buffers_of_zeroes(self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
+    async fn write_buffers_of_zeroes(
+        self,
+        offset: u64,
+        len: u64,
+        fua: bool,
+    ) -> Result<(), IoError> {
         let unit = u64::from(self.shape.transfer_bytes.min(HOST_ZERO_BYTES));
         let mut pieces = Pieces::new(offset, len, unit);
         let next = || {

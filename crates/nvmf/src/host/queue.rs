@@ -125,9 +125,8 @@ impl Queue {
 
     /// Tells the target what it did wrong: the last that is sent.
     pub(super) fn terminate(&self, fatal: Fatal, offending: &[u8]) {
-        self.tx.header(HEADER_BYTES_MAX, |out| {
-            encode_term_req(out, Receiver::Host, fatal, offending)
-        });
+        self.tx
+            .header(HEADER_BYTES_MAX, |out| encode_term_req(out, Receiver::Host, fatal, offending));
         self.tx.finish();
     }
 

@@ -3,8 +3,6 @@
 //! What has arrived is worked off synchronously, PDU after PDU; the reader waits only for more
 //! bytes, or for the rest of a large payload, which goes straight to the caller's buffer.
 
-use std::mem::offset_of;
-
 use flagstone_nvme::digest::crc32c;
 use flagstone_nvme::limits::{COMMON_HEADER_BYTES, DATA_HEADER_BYTES, DIGEST_BYTES};
 use flagstone_nvme::pdu::{
@@ -140,12 +138,15 @@ impl Queue {
         let mut scratch = [0; DATA_HEADER_BYTES + DIGEST_BYTES];
         let bytes = rx.peek(header.known, &mut scratch).expect("as many have arrived");
         header.bytes[..header.known].copy_from_slice(bytes);
-        let frame = self.rules().check(header.view::<CommonHeader>()).map_err(|violation| match violation {
-            Violation::Terminate(fatal) => Stop::Fatal(fatal),
-            Violation::Close => {
-                Stop::Other(HostError::Terminated("with a malformed TermReq".to_owned()))
-            }
-        })?;
+        let frame =
+            self.rules().check(header.view::<CommonHeader>()).map_err(
+                |violation| match violation {
+                    Violation::Terminate(fatal) => Stop::Fatal(fatal),
+                    Violation::Close => {
+                        Stop::Other(HostError::Terminated("with a malformed TermReq".to_owned()))
+                    }
+                },
+            )?;
         if available < frame.header_end() {
             return Ok(None);
         }

@@ -5,9 +5,7 @@ use flagstone_blockdev::Geometry;
 use flagstone_blockdev::device::MAX_TRANSFER_BYTES;
 use flagstone_blockdev::limits::DEVICE_MAX_BYTES;
 use flagstone_nvme::identify::controller::{optional_io, write_cache};
-use flagstone_nvme::identify::namespace::{
-    DeallocateFeatures, NamespaceFeatures, WRITE_PROTECTED,
-};
+use flagstone_nvme::identify::namespace::{DeallocateFeatures, NamespaceFeatures, WRITE_PROTECTED};
 use flagstone_nvme::identify::{IdentifyController, IdentifyNamespace, NvmController};
 use flagstone_nvme::limits::{DSM_RANGES, IO_BLOCKS};
 use flagstone_nvme::property::Capabilities;
@@ -267,8 +265,7 @@ mod tests {
     }
 
     fn namespace() -> IdentifyNamespace {
-        let mut namespace =
-            IdentifyNamespace { size_blocks: U64::new(1024), ..Default::default() };
+        let mut namespace = IdentifyNamespace { size_blocks: U64::new(1024), ..Default::default() };
         namespace.formats[0] = LbaFormat::new(12);
         namespace.deallocate_features = 0b1001;
         namespace

@@ -65,7 +65,12 @@ impl<T> Window<T> {
         }
     }
 
-    fn ended(&mut self, number: usize, result: Result<T, IoError>, done: &mut impl FnMut(usize, T)) {
+    fn ended(
+        &mut self,
+        number: usize,
+        result: Result<T, IoError>,
+        done: &mut impl FnMut(usize, T),
+    ) {
         match result {
             Ok(value) => done(number, value),
             Err(error) => {
