@@ -66,7 +66,8 @@ impl Gate {
 
     #[cold]
     fn wake(&self) {
-        let woken = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        let woken =
+            std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
         for waker in woken {
             waker.wake();
         }

@@ -192,12 +192,7 @@ impl Handshake {
     }
 
     /// There are no metadata contexts: none matches, and that is no error.
-    fn meta_context(
-        &self,
-        kind: u32,
-        data: &[u8],
-        out: &mut Vec<u8>,
-    ) -> Result<(), InvalidOption> {
+    fn meta_context(&self, kind: u32, data: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidOption> {
         let name = decode_meta_context(data)?;
         if !self.structured && kind == option::SET_META_CONTEXT {
             put_reply(out, kind, reply_type::ERR_INVALID, b"negotiate structured replies first");

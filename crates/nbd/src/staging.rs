@@ -12,7 +12,8 @@ use flagstone_runtime::net::Stream;
 use flagstone_runtime::{Buf, BufMut, RecvList, buf};
 
 use crate::limits::{
-    COPIED_PAYLOAD_BYTES, LOOK_AHEAD_BYTES, PINNED_BLOCKS, STAGED_PAYLOAD_BYTES, STAGING_MAX_BYTES, STAGING_MIN_BYTES,
+    COPIED_PAYLOAD_BYTES, LOOK_AHEAD_BYTES, PINNED_BLOCKS, STAGED_PAYLOAD_BYTES, STAGING_MAX_BYTES,
+    STAGING_MIN_BYTES,
 };
 
 /// How many parts of each of the last blocks are alive.

@@ -242,7 +242,7 @@ impl Executor {
     pub(crate) fn submit(&self, op: Op) -> OpId {
         let node = self.node.get();
         let mut ops = self.ops.borrow_mut();
-        let id = ops.insert(op, node);
+        let id = ops.insert(op);
         let op = ops.op_mut(id).expect("inserted above");
         self.driver.borrow_mut().submit(id, op, node);
         id
@@ -294,19 +294,26 @@ impl Executor {
         drop(future);
     }
 
-    /// Drops every task of a simulated node.
+    /// Drops every task of a simulated node, those that their destructors spawn included.
     pub(crate) fn abort_node(&self, node: u32) {
-        loop {
-            let victim = {
-                let tasks = self.tasks.borrow();
-                let mut slots = tasks.slots.iter().enumerate();
-                slots
-                    .find(|(_, task)| task.occupied && task.node == node && task.future.is_some())
-                    .map(|(slot, task)| TaskId { slot: slot as u32, generation: task.generation })
-            };
-            let Some(victim) = victim else { return };
+        while let Some(victim) = self.find_task(|task| task.node == node) {
             self.as_node(node, || self.abort(victim));
         }
+    }
+
+    /// A task that is not running right now. (One that panicked stays without its future.)
+    fn find_task(&self, wanted: impl Fn(&TaskSlot) -> bool) -> Option<TaskId> {
+        let tasks = self.tasks.borrow();
+        let mut slots = tasks.slots.iter().enumerate();
+        slots
+            .find(|(_, task)| task.future.is_some() && wanted(task))
+            .map(|(slot, task)| TaskId { slot: slot as u32, generation: task.generation })
+    }
+
+    /// Number of tasks alive on a simulated node.
+    pub(crate) fn tasks_of(&self, node: u32) -> usize {
+        let tasks = self.tasks.borrow();
+        tasks.slots.iter().filter(|task| task.occupied && task.node == node).count()
     }
 
     /// Number of tasks alive.
@@ -368,7 +375,8 @@ impl Executor {
         self.garbage.replace(garbage);
     }
 
-    fn read_mail(&self) {
+    /// Takes in what other threads, or this one by way of its handle, have sent.
+    pub(crate) fn read_mail(&self) {
         if !self.shared.pending.swap(false, Ordering::SeqCst) {
             return;
         }
@@ -447,15 +455,7 @@ impl Executor {
 
     /// Drops all tasks and waits for the operations that they leave in flight.
     pub(crate) fn shut_down(&self) {
-        loop {
-            let victim = {
-                let tasks = self.tasks.borrow();
-                let mut slots = tasks.slots.iter().enumerate();
-                slots
-                    .find(|(_, task)| task.occupied)
-                    .map(|(slot, task)| TaskId { slot: slot as u32, generation: task.generation })
-            };
-            let Some(victim) = victim else { break };
+        while let Some(victim) = self.find_task(|_| true) {
             self.abort(victim);
         }
         while self.ops.borrow().len() > 0 {

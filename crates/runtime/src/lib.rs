@@ -27,6 +27,7 @@ pub mod net;
 mod op;
 mod runtime;
 pub mod signal;
+pub mod sim;
 pub mod sync;
 pub mod task;
 pub mod time;

@@ -39,3 +39,16 @@ pub const FILE_WORKERS: usize = 8;
 
 /// Default bound of the busy-wait before sleeping, in nanoseconds.
 pub const DEFAULT_SPIN_NS: u64 = 50_000;
+
+/// Unflushed bytes of one simulated disk; beyond it the oldest go to its medium, as a real cache
+/// would write them back.
+pub const SIM_CACHE_BYTES: usize = 64 << 20;
+
+/// Unflushed writes of one simulated disk; as above.
+pub const SIM_CACHE_WRITES: usize = 1 << 16;
+
+/// Connections that wait to be accepted at a simulated listener; further ones are tried again.
+pub const SIM_BACKLOG: usize = 1024;
+
+/// Latest events that a simulation remembers for its reports.
+pub const SIM_EVENTS_REMEMBERED: usize = 64;

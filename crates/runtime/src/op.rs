@@ -76,7 +76,6 @@ enum State {
 #[derive(Debug)]
 struct Slot {
     state: State,
-    node: u32,
 }
 
 /// The operations in flight of one executor.
@@ -87,8 +86,8 @@ pub(crate) struct Ops {
 }
 
 impl Ops {
-    pub(crate) fn insert(&mut self, op: Op, node: u32) -> OpId {
-        let slot = Slot { state: State::InFlight { op, waker: None }, node };
+    pub(crate) fn insert(&mut self, op: Op) -> OpId {
+        let slot = Slot { state: State::InFlight { op, waker: None } };
         if let Some(id) = self.free.pop() {
             self.slots[id as usize] = slot;
             return id;
@@ -103,11 +102,6 @@ impl Ops {
             State::InFlight { op, .. } | State::Detached { op } => Some(op),
             State::Free | State::Done { .. } => None,
         }
-    }
-
-    /// The simulated node that asked for it.
-    pub(crate) fn node(&self, id: OpId) -> u32 {
-        self.slots[id as usize].node
     }
 
     /// Number of operations in flight or waiting to be taken.

@@ -81,8 +81,11 @@ impl CoreHandle {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = ()> + 'static,
     {
+        // In simulation the task belongs to the node that asked for it.
+        let node = Executor::try_current().map_or(0, |executor| executor.node());
         self.shared.send(Box::new(move || {
-            Executor::current().spawn(LocalBox::new(make()));
+            let executor = Executor::current();
+            executor.as_node(node, || executor.spawn(LocalBox::new(make())));
         }));
     }
 }
@@ -226,14 +229,19 @@ where
     let executor = Executor::new(0, shared.clone(), make_driver(config, shared)?);
     let _entered = executor.enter();
     let earlier = CORES.with(|cores| cores.replace(handles));
-    let result = drive_to_end(&executor, main());
+    let result = drive_to_end(&executor, main(), || {});
     executor.shut_down();
     CORES.with(|cores| cores.replace(earlier));
     Ok(result)
 }
 
 /// Polls `main` beside the executor's own tasks. It needs no `'static`: it never leaves this frame.
-pub(crate) fn drive_to_end<T>(executor: &Rc<Executor>, main: impl Future<Output = T>) -> T {
+/// `after_turn` may look for what should end the loop by a panic.
+pub(crate) fn drive_to_end<T>(
+    executor: &Rc<Executor>,
+    main: impl Future<Output = T>,
+    mut after_turn: impl FnMut(),
+) -> T {
     let waker = std::task::Waker::from(Arc::new(MainWaker { shared: executor.shared.clone() }));
     let mut cx = std::task::Context::from_waker(&waker);
     let mut main = std::pin::pin!(main);
@@ -245,6 +253,7 @@ pub(crate) fn drive_to_end<T>(executor: &Rc<Executor>, main: impl Future<Output 
             return value;
         }
         executor.turn();
+        after_turn();
     }
 }
 

@@ -18,6 +18,10 @@ impl Instant {
         self.0
     }
 
+    pub(crate) fn from_nanos(nanos: u64) -> Instant {
+        Instant(nanos)
+    }
+
     /// Time since `earlier`, zero when that is later.
     pub fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

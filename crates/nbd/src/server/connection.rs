@@ -4,9 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use flagstone_runtime::Buf;
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::sync::Notify;
-use flagstone_runtime::Buf;
 
 use crate::limits::{MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES};
 use crate::session::Session;
@@ -25,10 +25,7 @@ pub(crate) struct Reply {
 #[derive(Debug)]
 pub(crate) enum Answer {
     Done,
-    Data {
-        offset: u64,
-        data: Buf,
-    },
+    Data { offset: u64, data: Buf },
     Failed(Errno),
 }
 

@@ -93,15 +93,13 @@ async fn take(
     connection.admit(budget).await;
     let job = Job { cookie: request.cookie, budget };
     match verdict {
-        Ok(Action::Write { offset, fua }) => {
-            match payload(connection, staging, budget).await {
-                Ok(payload) => execute::write(connection, job, offset, fua, payload),
-                Err(error) => {
-                    connection.answered(1, budget);
-                    return Err(error);
-                }
+        Ok(Action::Write { offset, fua }) => match payload(connection, staging, budget).await {
+            Ok(payload) => execute::write(connection, job, offset, fua, payload),
+            Err(error) => {
+                connection.answered(1, budget);
+                return Err(error);
             }
-        }
+        },
         Ok(action) => execute::start(connection, job, action),
         Err(error) => {
             let skipped = skip(connection, staging, request.payload_bytes() as usize).await;
@@ -126,10 +124,8 @@ async fn payload(
 
 /// Throws a refused write's data away, a receive block at a time.
 async fn skip(connection: &Connection, staging: &mut Staging, len: usize) -> io::Result<()> {
-    expect(connection, staging, len, async |staging| {
-        staging.skip(&connection.stream, len).await
-    })
-    .await
+    expect(connection, staging, len, async |staging| staging.skip(&connection.stream, len).await)
+        .await
 }
 
 /// Runs a receive of `len` bytes that the peer owes us, under the warden's eyes if it must wait.

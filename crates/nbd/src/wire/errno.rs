@@ -40,10 +40,9 @@ impl Errno {
             IoError::ReadOnly => Errno::PERM,
             IoError::Unsupported => Errno::NOTSUP,
             IoError::NoMemory => Errno::NOMEM,
-            IoError::ReadFault
-            | IoError::WriteFault
-            | IoError::Poisoned
-            | IoError::Unreachable => Errno::IO,
+            IoError::ReadFault | IoError::WriteFault | IoError::Poisoned | IoError::Unreachable => {
+                Errno::IO
+            }
         }
     }
 

@@ -1,0 +1,133 @@
+//! One simulated connection: two ends and a pipe in each direction, as TCP would have them.
+
+use std::collections::VecDeque;
+
+use crate::op::OpId;
+
+/// What travels in a pipe, in order.
+pub(crate) enum Cargo {
+    /// Bytes, of which the first `taken` have arrived.
+    Data { bytes: Vec<u8>, taken: usize },
+    /// The end of the stream.
+    End,
+}
+
+pub(crate) struct Segment {
+    pub(crate) at: u64,
+    pub(crate) cargo: Cargo,
+}
+
+/// One direction.
+#[derive(Default)]
+pub(crate) struct Pipe {
+    pub(crate) wire: VecDeque<Segment>,
+    /// Arrival of the last segment given to the wire: later ones come later.
+    pub(crate) last_at: u64,
+    /// Bytes accepted from the sender and not acknowledged.
+    pub(crate) unacknowledged: usize,
+    /// Bytes that arrived while acknowledgements could not go back.
+    pub(crate) acks_held: usize,
+    /// Bytes that the receiver can take.
+    pub(crate) arrived: VecDeque<u8>,
+    /// The end of the stream has arrived.
+    pub(crate) ended: bool,
+    /// Nothing gets through since then.
+    pub(crate) blocked_since: Option<u64>,
+    /// The sender tries again at this time, and nothing arrives before.
+    pub(crate) hold_until: u64,
+}
+
+impl Pipe {
+    /// True when bytes are due, not only the end of the stream.
+    pub(crate) fn brings_data(&self, now: u64) -> bool {
+        let first = self.wire.front();
+        first
+            .is_some_and(|segment| segment.at <= now && matches!(segment.cargo, Cargo::Data { .. }))
+    }
+
+    /// Moves what is due from the wire to the receiver, which holds at most `room` bytes. True when
+    /// the sender has more room than before.
+    pub(crate) fn arrive(&mut self, now: u64, room: usize, acks_blocked: bool) -> bool {
+        let mut acknowledged = false;
+        while let Some(segment) = self.wire.front_mut()
+            && segment.at <= now
+        {
+            let Cargo::Data { bytes, taken } = &mut segment.cargo else {
+                self.ended = true;
+                self.wire.pop_front();
+                continue;
+            };
+            let count = room.saturating_sub(self.arrived.len()).min(bytes.len() - *taken);
+            if count == 0 {
+                break;
+            }
+            self.arrived.extend(&bytes[*taken..*taken + count]);
+            *taken += count;
+            let all = *taken == bytes.len();
+            if acks_blocked {
+                self.acks_held += count;
+            } else {
+                self.unacknowledged -= count;
+                acknowledged = true;
+            }
+            if all {
+                self.wire.pop_front();
+            }
+        }
+        acknowledged
+    }
+}
+
+/// One end, seen from its own node.
+pub(crate) struct End {
+    pub(crate) node: u32,
+    /// Its handle, while a program has it open.
+    pub(crate) raw: Option<i32>,
+    /// The other end's address, for people.
+    pub(crate) peer: String,
+    /// Its program receives no more: receives end once what has arrived is read.
+    pub(crate) deaf: bool,
+    /// Both directions were shut down by its program: receives end, sends fail, data that comes is answered by a reset.
+    pub(crate) shut: bool,
+    /// Its end of stream is on the way or gone.
+    pub(crate) finished: bool,
+    /// Why everything fails on it.
+    pub(crate) failed: Option<i32>,
+    pub(crate) receiving: VecDeque<OpId>,
+    pub(crate) sending: VecDeque<OpId>,
+}
+
+impl End {
+    pub(crate) fn new(node: u32, raw: i32, peer: String) -> End {
+        End {
+            node,
+            raw: Some(raw),
+            peer,
+            deaf: false,
+            shut: false,
+            finished: false,
+            failed: None,
+            receiving: VecDeque::new(),
+            sending: VecDeque::new(),
+        }
+    }
+
+    /// True when nobody is there to take data.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.raw.is_none() || self.shut || self.failed.is_some()
+    }
+}
+
+/// A connection. End 0 connected, end 1 accepted; `pipes[n]` carries what end `n` sends.
+pub(crate) struct Conn {
+    pub(crate) ends: [End; 2],
+    pub(crate) pipes: [Pipe; 2],
+}
+
+impl Conn {
+    /// True when nothing can come of it any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.ends.iter().all(|end| end.raw.is_none())
+            && self.pipes.iter().all(|pipe| pipe.wire.is_empty())
+    }
+}

@@ -1,0 +1,163 @@
+//! The driver of simulated executors: hands operations to the world and lets its time pass.
+
+use std::cell::RefCell;
+use std::io;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::config::nanos;
+use super::disk::Extent;
+use super::state::{Entry, State, Work, errno};
+use crate::driver::{Driver, Wait};
+use crate::executor::Shared;
+use crate::fs::{FileInfo, OpenOptions};
+use crate::net::{Address, Direction};
+use crate::op::{Op, OpId, Ops};
+
+/// Simulated clocks of the wall begin here: 2025-01-01, in nanoseconds since the Unix epoch.
+const WALL_CLOCK_START_NS: u64 = 1_735_689_600_000_000_000;
+
+/// See the module's head.
+pub(crate) struct SimDriver {
+    pub(crate) state: Rc<RefCell<State>>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Driver for SimDriver {
+    fn now(&self) -> u64 {
+        self.state.borrow().now()
+    }
+
+    fn wall_clock(&self) -> u64 {
+        WALL_CLOCK_START_NS + self.now()
+    }
+
+    fn random(&mut self) -> u64 {
+        self.state.borrow_mut().rng.next_u64()
+    }
+
+    fn shuffles(&self) -> bool {
+        true
+    }
+
+    fn submit(&mut self, id: OpId, op: &mut Op, node: u32) {
+        let mut state = self.state.borrow_mut();
+        let raw = raw_of(op);
+        match work_of(&mut state, op) {
+            Ok(work) => state.submit(id, node, raw, work),
+            Err(number) => state.finished(id, Err(errno(number))),
+        }
+    }
+
+    fn cancel(&mut self, id: OpId) {
+        self.state.borrow_mut().cancel(id);
+    }
+
+    fn turn(&mut self, wait: Wait, ops: &mut Ops, garbage: &mut Vec<Op>) {
+        let mut state = self.state.borrow_mut();
+        state.spend();
+        state.absorb(ops);
+        state.fire_due(ops);
+        if let Wait::Until(deadline) = wait {
+            let limit = nanos(state.config.time_limit);
+            while !state.has_done() && !self.shared.has_mail() && state.now() <= limit {
+                let next = match (state.next_event(), deadline) {
+                    (Some(event), Some(deadline)) => event.min(deadline),
+                    (Some(at), None) | (None, Some(at)) => at,
+                    (None, None) => break,
+                };
+                state.advance_to(next);
+                state.fire_due(ops);
+                if deadline.is_some_and(|deadline| state.now() >= deadline) {
+                    break;
+                }
+            }
+        }
+        for (id, result) in state.take_done() {
+            garbage.extend(ops.complete(id, result));
+        }
+    }
+
+    fn open(
+        &mut self,
+        path: &Path,
+        options: &OpenOptions,
+        node: u32,
+    ) -> io::Result<(i32, FileInfo)> {
+        self.state.borrow_mut().open(path, options, node)
+    }
+
+    fn listen(&mut self, address: &Address, node: u32) -> io::Result<(i32, Address)> {
+        self.state.borrow_mut().listen(address, node)
+    }
+
+    fn socket(&mut self, _address: &Address, node: u32) -> io::Result<i32> {
+        Ok(self.state.borrow_mut().new_handle(node, Entry::Socket(None)))
+    }
+
+    fn peer(&mut self, raw: i32) -> String {
+        self.state.borrow().peer_of(raw)
+    }
+
+    fn shutdown(&mut self, raw: i32, direction: Direction) {
+        self.state.borrow_mut().shutdown(raw, direction);
+    }
+
+    fn name(&self) -> &'static str {
+        "simulation"
+    }
+}
+
+fn raw_of(op: &Op) -> i32 {
+    match op {
+        Op::ReadAt { file: handle, .. }
+        | Op::WriteAt { file: handle, .. }
+        | Op::Sync { file: handle }
+        | Op::Punch { file: handle, .. }
+        | Op::Recv { socket: handle, .. }
+        | Op::RecvVectored { socket: handle, .. }
+        | Op::Send { socket: handle, .. }
+        | Op::Accept { socket: handle }
+        | Op::Connect { socket: handle, .. } => handle.raw(),
+    }
+}
+
+/// What an operation asks of the world, or the error number that it gets at once.
+fn work_of(state: &mut State, op: &mut Op) -> Result<Work, i32> {
+    let Some(owned) = state.handles.get(&raw_of(op)) else { return Err(libc::EBADF) };
+    let (disk, read_only, direct) = match owned.entry {
+        Entry::File { disk, read_only, direct } => (disk, read_only, direct),
+        Entry::Listener(_) | Entry::Socket(_) => return socket_work_of(op),
+    };
+    let unit = if direct { u64::from(state.disks[disk].config.logical_block_bytes) } else { 1 };
+    let aligned = |address: *const u8, offset: u64, len: usize| {
+        [address.addr() as u64, offset, len as u64].iter().all(|x| x.is_multiple_of(unit))
+    };
+    match op {
+        Op::ReadAt { buf, offset, .. } if aligned(buf.as_ptr(), *offset, buf.len()) => {
+            Ok(Work::Read { disk, offset: *offset })
+        }
+        Op::WriteAt { .. } | Op::Punch { .. } if read_only => Err(libc::EBADF),
+        Op::WriteAt { buf, offset, durable, .. } if aligned(buf.as_ptr(), *offset, buf.len()) => {
+            state.trace.bytes(buf);
+            let data = Extent::Data(buf.to_vec());
+            Ok(Work::Write { disk, offset: *offset, data, durable: *durable })
+        }
+        Op::Sync { .. } => Ok(Work::Sync { disk, mark: 0 }),
+        Op::Punch { offset, len, mode, .. } => {
+            Ok(Work::Punch { disk, offset: *offset, len: *len, mode: *mode })
+        }
+        _ => Err(libc::EINVAL),
+    }
+}
+
+fn socket_work_of(op: &Op) -> Result<Work, i32> {
+    match op {
+        Op::Recv { .. } | Op::RecvVectored { .. } => Ok(Work::Recv),
+        Op::Send { .. } => Ok(Work::Send { sent: 0 }),
+        Op::Accept { .. } => Ok(Work::Accept),
+        Op::Connect { address, .. } => Ok(Work::Connect { address: address.address.clone() }),
+        _ => Err(libc::EINVAL),
+    }
+}

@@ -1,0 +1,227 @@
+//! How connections end: closed, shut down, reset, or with their process or their node's power.
+//!
+//! A process that dies ends or resets its connections; a node without power says nothing, and once
+//! it is back it answers old connections with resets.
+
+use std::collections::VecDeque;
+
+use super::conn::{Cargo, Conn};
+use super::state::{Entry, Event, State, errno};
+use crate::net::Direction;
+use crate::op::{OpId, Ops};
+
+impl State {
+    /// A program gives a handle up.
+    pub(crate) fn close(&mut self, raw: i32, ops: &mut Ops) {
+        let Some(owned) = self.handles.remove(&raw) else { return };
+        self.note(owned.node, "close", [raw as u64, 0]);
+        match owned.entry {
+            // Their lock and address are free already.
+            Entry::File { .. } => {}
+            Entry::Listener(listening) => {
+                for accepted in listening.queue {
+                    if let Some((number, end)) = self.conn_of(accepted) {
+                        self.handles.remove(&accepted);
+                        self.abandon(number, end, true, ops);
+                    }
+                }
+            }
+            Entry::Socket(Some((number, end))) => {
+                let unread = self
+                    .conns
+                    .get(&number)
+                    .is_some_and(|conn| !conn.pipes[1 - end].arrived.is_empty());
+                self.abandon(number, end, unread, ops);
+            }
+            Entry::Socket(None) => {}
+        }
+    }
+
+    /// Nobody holds this end any more: the peer learns it by an end of stream or a reset.
+    pub(crate) fn abandon(&mut self, number: u64, end: usize, reset: bool, ops: &mut Ops) {
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        conn.ends[end].raw = None;
+        conn.pipes[1 - end].arrived.clear();
+        if conn.ends[end].failed.is_none() {
+            if reset {
+                self.send_reset(number, 1 - end);
+            } else {
+                self.finish_stream(number, end);
+            }
+        }
+        // What waits for room at this end is answered by a reset.
+        self.deliver(number, 1 - end, ops);
+        self.forget_if_over(number);
+    }
+
+    fn finish_stream(&mut self, number: u64, end: usize) {
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        if !std::mem::replace(&mut conn.ends[end].finished, true) {
+            let (from, to) = (conn.ends[end].node, conn.ends[1 - end].node);
+            let link = self.link(from, to);
+            self.send_segment(number, end, Cargo::End, &link);
+        }
+    }
+
+    /// The receiving direction ends, or both do, by the program's wish. What has arrived can be
+    /// read first; what comes later is taken, or answered by a reset when both directions ended.
+    pub(crate) fn shutdown(&mut self, raw: i32, direction: Direction) {
+        let Some((number, end)) = self.conn_of(raw) else { return };
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        let from = conn.ends[end].node;
+        let own = &mut conn.ends[end];
+        if own.failed.is_some() || own.shut {
+            return;
+        }
+        own.deaf = true;
+        own.shut = direction == Direction::Both;
+        self.note(from, "shutdown", [number, end as u64]);
+        if direction == Direction::Both {
+            self.finish_stream(number, end);
+        }
+        self.schedule(self.now(), Event::Wake(number, end));
+    }
+
+    pub(crate) fn reset_arrives(&mut self, number: u64, end: usize, ops: &mut Ops) {
+        self.fail_end(number, end, libc::ECONNRESET, ops);
+    }
+
+    /// Everything on this end fails from now on.
+    pub(crate) fn fail_end(&mut self, number: u64, end: usize, error: i32, ops: &mut Ops) {
+        let keep = self.rng.chance(0.5);
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        if conn.ends[end].failed.is_some() || conn.ends[end].raw.is_none() {
+            conn.pipes[end].wire.clear();
+            return self.forget_if_over(number);
+        }
+        conn.ends[end].failed = Some(error);
+        conn.pipes[end].wire.clear();
+        conn.pipes[1 - end].wire.clear();
+        if !keep {
+            conn.pipes[1 - end].arrived.clear();
+        }
+        let node = conn.ends[end].node;
+        self.note(node, "connection lost", [number, error as u64]);
+        self.pump_receives(number, end, ops);
+        self.pump_sends(number, end, ops);
+    }
+
+    /// Sends a reset to an end. One that is lost is not sent again.
+    pub(crate) fn send_reset(&mut self, number: u64, to_end: usize) {
+        let Some(conn) = self.conns.get(&number) else { return };
+        let (from, to) = (conn.ends[1 - to_end].node, conn.ends[to_end].node);
+        if !self.is_blocked(from, to) {
+            let delay = self.link(from, to).latency.sample(&mut self.rng);
+            self.schedule(self.now() + delay, Event::Reset(number, to_end));
+        }
+    }
+
+    /// Resets reach both ends of every connection between two nodes.
+    pub(crate) fn reset_between(&mut self, a: u32, b: u32) {
+        let between = |conn: &Conn| {
+            let nodes = [conn.ends[0].node, conn.ends[1].node];
+            nodes == [a, b] || nodes == [b, a]
+        };
+        let numbers: Vec<u64> = self
+            .conns
+            .iter()
+            .filter(|(_, conn)| between(conn))
+            .map(|(number, _)| *number)
+            .collect();
+        for number in numbers {
+            for end in [0, 1] {
+                let delay = self.link(a, b).latency.sample(&mut self.rng);
+                self.schedule(self.now() + delay, Event::Reset(number, end));
+            }
+        }
+    }
+
+    /// Lets the operations that wait at an end look again.
+    pub(crate) fn wake_end(&mut self, number: u64, end: usize, ops: &mut Ops) {
+        self.pump_receives(number, end, ops);
+        self.pump_sends(number, end, ops);
+    }
+
+    pub(crate) fn forget_if_over(&mut self, number: u64) {
+        if self.conns.get(&number).is_some_and(Conn::is_over) {
+            self.conns.remove(&number);
+        }
+    }
+
+    /// A node's process is gone: its sockets and files close. With `power_lost` nobody is told.
+    pub(crate) fn drop_handles_of(&mut self, node: u32, power_lost: bool) {
+        let raws: Vec<i32> = self
+            .handles
+            .iter()
+            .filter(|(_, owned)| owned.node == node)
+            .map(|(raw, _)| *raw)
+            .collect();
+        for raw in raws {
+            let Some(owned) = self.handles.remove(&raw) else { continue };
+            match owned.entry {
+                Entry::Listener(listening) => {
+                    self.listeners.remove(&(node, listening.address));
+                    self.cancel_all(listening.waiting);
+                }
+                Entry::Socket(Some((number, end))) => {
+                    let Some(conn) = self.conns.get_mut(&number) else { continue };
+                    let own = &mut conn.ends[end];
+                    own.raw = None;
+                    let mut waiting = std::mem::take(&mut own.receiving);
+                    waiting.append(&mut own.sending);
+                    self.cancel_all(waiting);
+                    if power_lost { self.unplug(number, end) } else { self.orphan(number, end) }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn cancel_all(&mut self, waiting: VecDeque<OpId>) {
+        for id in waiting {
+            self.finish(id, Err(errno(libc::ECANCELED)));
+        }
+    }
+
+    /// The kernel closes a dead process's socket: end of stream or reset.
+    fn orphan(&mut self, number: u64, end: usize) {
+        let reset = self.rng.chance(0.5);
+        let now = self.now();
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        let unread = !conn.pipes[1 - end].arrived.is_empty();
+        conn.pipes[1 - end].arrived.clear();
+        if conn.ends[end].failed.is_some() {
+            return;
+        }
+        if reset || unread {
+            self.send_reset(number, 1 - end);
+        } else {
+            self.finish_stream(number, end);
+        }
+        self.schedule(now, Event::Deliver(number, 1 - end));
+    }
+
+    /// A socket of a node without power: some of what was on its way still arrives, the rest is
+    /// gone, and nobody is told.
+    fn unplug(&mut self, number: u64, end: usize) {
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        let (from, to) = (conn.ends[end].node, conn.ends[1 - end].node);
+        conn.pipes[1 - end].arrived.clear();
+        let pipe = &mut conn.pipes[end];
+        pipe.wire.retain(|segment| matches!(segment.cargo, Cargo::Data { .. }));
+        let arriving = self.rng.between(0, pipe.wire.len() as u64) as usize;
+        pipe.wire.truncate(arriving);
+        let lost = pipe.blocked_since.is_some() || self.blocked.contains(&(from, to));
+        if !lost && !conn.ends[1 - end].is_gone() {
+            let room = self.link(from, to).receive_buffer_bytes;
+            if let Some(conn) = self.conns.get_mut(&number) {
+                conn.pipes[end].arrive(u64::MAX, room, false);
+            }
+            self.schedule(self.now(), Event::Wake(number, 1 - end));
+        }
+        if let Some(conn) = self.conns.get_mut(&number) {
+            conn.pipes[end].wire.clear();
+        }
+        self.forget_if_over(number);
+    }
+}

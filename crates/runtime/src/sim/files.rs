@@ -1,0 +1,308 @@
+//! Files of a simulated node: opening them, and what happens to operations on their disks.
+
+use std::io;
+use std::path::Path;
+
+use super::config::DiskConfig;
+use super::disk::{Disk, Extent};
+use super::state::{Entry, Event, Power, State, Work, errno};
+use crate::fs::{FileInfo, OpenOptions};
+use crate::op::{Op, OpId, Ops, PunchMode};
+
+/// Writes of at least two sectors reach a disk in two steps this often, so that concurrent reads
+/// can see them torn.
+const TORN_LANDING: f64 = 0.1;
+
+impl State {
+    pub(crate) fn add_disk(&mut self, node: u32, path: &Path, config: DiskConfig) -> usize {
+        self.disks.push(Disk::new(config));
+        let disk = self.disks.len() - 1;
+        self.paths.insert((node, path.to_owned()), disk);
+        disk
+    }
+
+    pub(crate) fn disk_at(&self, node: u32, path: &Path) -> Option<usize> {
+        self.paths.get(&(node, path.to_owned())).copied()
+    }
+
+    pub(crate) fn path_of(&self, disk: usize) -> String {
+        let found = self.paths.iter().find(|(_, at)| **at == disk);
+        found.map_or_else(String::new, |((_, path), _)| path.display().to_string())
+    }
+
+    pub(crate) fn open(
+        &mut self,
+        path: &Path,
+        options: &OpenOptions,
+        node: u32,
+    ) -> io::Result<(i32, FileInfo)> {
+        if self.nodes[node as usize].power != Power::Up {
+            return Err(errno(libc::EIO));
+        }
+        self.release_dropped();
+        let disk = match (self.disk_at(node, path), options.create_bytes) {
+            (Some(disk), _) => disk,
+            (None, Some(_)) if !options.read_only => {
+                let config = DiskConfig { size_bytes: 0, block_device: false, ..self.config.disk };
+                self.add_disk(node, path, config)
+            }
+            _ => return Err(errno(libc::ENOENT)),
+        };
+        if options.exclusive && self.disks[disk].locked_by.is_some() {
+            let text = "another program has it locked; stop that program first";
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+        }
+        let (read_only, direct) = (options.read_only, options.direct);
+        let raw = self.new_handle(node, Entry::File { disk, read_only, direct });
+        let disk = &mut self.disks[disk];
+        if options.exclusive {
+            disk.locked_by = Some(raw);
+        }
+        if let (Some(bytes), 0) = (options.create_bytes, disk.size_bytes()) {
+            disk.grow(bytes);
+        }
+        let info = file_info(disk, direct);
+        self.note(node, "open", [raw as u64, info.size_bytes]);
+        Ok((raw, info))
+    }
+
+    /// Books a disk operation.
+    pub(crate) fn begin_disk_op(&mut self, id: OpId) {
+        let now = self.now();
+        let Some(pending) = self.pending(id) else { return };
+        let (serial, disk) = (pending.serial, disk_of(&pending.work));
+        let (durable, bytes) = match &pending.work {
+            Work::Write { data, durable, .. } => (*durable, data.len()),
+            _ => (false, 0),
+        };
+        let kind = pending.work.name();
+        let config = self.disks[disk].config;
+        let mut latency = match kind {
+            "read" => config.read_latency.sample(&mut self.rng),
+            "flush" => config.flush_latency.sample(&mut self.rng),
+            _ => config.write_latency.sample(&mut self.rng),
+        };
+        if durable {
+            latency += config.flush_latency.sample(&mut self.rng);
+        }
+        let done_at = if kind == "flush" {
+            now + latency
+        } else {
+            self.disks[disk].book(now, latency, bytes)
+        };
+        let mark = self.disks[disk].flush_mark();
+        if let Some(pending) = self.pending(id)
+            && let Work::Sync { mark: covered, .. } = &mut pending.work
+        {
+            *covered = mark;
+        }
+        if bytes >= 1024 && self.rng.chance(TORN_LANDING) {
+            let at = self.rng.between(now, done_at);
+            self.schedule(at, Event::Land(id, serial));
+        }
+        self.schedule(done_at, Event::DiskDone(id, serial));
+    }
+
+    /// The first part of a write is on the disk before the rest.
+    pub(crate) fn land_part(&mut self, id: OpId, serial: u64) {
+        let Some(pending) = self.pending_as(id, serial) else { return };
+        let Work::Write { disk, offset, data: Extent::Data(data), .. } = &pending.work else {
+            return;
+        };
+        let (disk, offset, len) = (*disk, *offset, data.len() as u64);
+        if !self.writable(disk, offset, len) {
+            return;
+        }
+        let sectors = self.rng.between(1, len / 512 - 1);
+        let Some(pending) = self.pending_as(id, serial) else { return };
+        let Work::Write { data: Extent::Data(data), .. } = &pending.work else { return };
+        let part = data[..(sectors * 512) as usize].to_vec();
+        self.disks[disk].land(offset, Extent::Data(part), false);
+    }
+
+    /// True when a write of this range meets no fault of place: bounds, space, bad ranges.
+    fn writable(&self, disk: usize, offset: u64, len: u64) -> bool {
+        let disk = &self.disks[disk];
+        let inside = !disk.config.block_device || offset.saturating_add(len) <= disk.size_bytes();
+        inside
+            && offset.saturating_add(len) <= i64::MAX as u64
+            && !disk.faults.fails_write(offset, len)
+            && disk.space_for(offset, len) == len
+    }
+
+    /// A disk operation ends, unless the disk stalls.
+    pub(crate) fn disk_done(&mut self, id: OpId, serial: u64, ops: &mut Ops) {
+        let now = self.now();
+        let Some(pending) = self.pending_as(id, serial) else { return };
+        let disk = disk_of(&pending.work);
+        if self.disks[disk].stalled_until > now {
+            let at = self.disks[disk].stalled_until.saturating_add(self.rng.below(100_000));
+            return self.schedule(at, Event::DiskDone(id, serial));
+        }
+        let Some(pending) = self.take_pending(id) else { return };
+        let result = match pending.work {
+            Work::Read { disk, offset } => self.read_done(disk, offset, id, ops),
+            Work::Write { disk, offset, data, durable } => {
+                self.write_done(disk, offset, data, durable)
+            }
+            Work::Sync { disk, mark } => self.flush_done(disk, mark),
+            Work::Punch { disk, offset, len, mode } => self.punch_done(disk, offset, len, mode),
+            _ => unreachable!("only disk operations are booked"),
+        };
+        if result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EIO)) {
+            self.disks[disk].stats.faults += 1;
+        }
+        self.finished(id, result);
+    }
+
+    fn read_done(&mut self, disk: usize, offset: u64, id: OpId, ops: &mut Ops) -> io::Result<u32> {
+        let Some(Op::ReadAt { buf, .. }) = ops.op_mut(id) else {
+            unreachable!("an operation in flight keeps its kind")
+        };
+        let disk = &mut self.disks[disk];
+        disk.stats.reads += 1;
+        let left = disk.size_bytes().saturating_sub(offset);
+        let len = (buf.len() as u64).min(left);
+        if disk.faults.fails_read(offset, len) || self.rng.chance(disk.faults.read_errors) {
+            return Err(errno(libc::EIO));
+        }
+        disk.read(offset, &mut buf[..len as usize]);
+        self.trace.bytes(&buf[..len as usize]);
+        Ok(len as u32)
+    }
+
+    fn write_done(
+        &mut self,
+        disk: usize,
+        offset: u64,
+        mut data: Extent,
+        durable: bool,
+    ) -> io::Result<u32> {
+        let disk = &mut self.disks[disk];
+        disk.stats.writes += 1;
+        let end = if disk.config.block_device { disk.size_bytes() } else { i64::MAX as u64 };
+        let len = data.len().min(end.saturating_sub(offset));
+        if len == 0 && data.len() > 0 {
+            let device = disk.config.block_device;
+            return Err(errno(if device { libc::ENOSPC } else { libc::EFBIG }));
+        }
+        if disk.faults.fails_write(offset, len) || self.rng.chance(disk.faults.write_errors) {
+            data.truncate(len);
+            disk.land_some(offset, &data, &mut self.rng);
+            return Err(errno(libc::EIO));
+        }
+        let fits = disk.space_for(offset, len);
+        if fits == 0 && len > 0 {
+            return Err(errno(libc::ENOSPC));
+        }
+        data.truncate(fits);
+        let unsafe_flush = durable && self.rng.chance(disk.faults.flush_errors);
+        disk.land(offset, data, durable && !unsafe_flush);
+        if unsafe_flush { Err(errno(libc::EIO)) } else { Ok(fits as u32) }
+    }
+
+    fn flush_done(&mut self, disk: usize, mark: u64) -> io::Result<u32> {
+        let disk = &mut self.disks[disk];
+        disk.stats.flushes += 1;
+        if self.rng.chance(disk.faults.flush_errors) {
+            disk.fail_flush(mark, &mut self.rng);
+            return Err(errno(libc::EIO));
+        }
+        disk.flush(mark);
+        Ok(0)
+    }
+
+    fn punch_done(
+        &mut self,
+        disk: usize,
+        offset: u64,
+        len: u64,
+        mode: PunchMode,
+    ) -> io::Result<u32> {
+        let disk = &mut self.disks[disk];
+        disk.stats.writes += 1;
+        let able = match mode {
+            PunchMode::Deallocate => disk.config.can_deallocate,
+            PunchMode::Zero => disk.config.can_zero,
+        };
+        if !able {
+            return Err(errno(libc::EOPNOTSUPP));
+        }
+        let outside = disk.config.block_device && offset >= disk.size_bytes();
+        if len == 0 || outside {
+            return Err(errno(libc::EINVAL));
+        }
+        let len = len.min(disk.size_bytes().saturating_sub(offset));
+        let zeroes = Extent::Zero(len);
+        if disk.faults.fails_write(offset, len) || self.rng.chance(disk.faults.write_errors) {
+            disk.land_some(offset, &zeroes, &mut self.rng);
+            return Err(errno(libc::EIO));
+        }
+        disk.land(offset, zeroes, false);
+        Ok(0)
+    }
+
+    /// What a power loss or a kill leaves of writes in flight, and of the node's disks.
+    pub(crate) fn settle_disks(
+        &mut self,
+        node: u32,
+        in_flight: Vec<(usize, u64, Extent)>,
+        power_lost: bool,
+    ) {
+        let mut by_disk: Vec<Vec<(u64, Extent)>> = Vec::new();
+        by_disk.resize_with(self.disks.len(), Vec::new);
+        for (disk, offset, mut extent) in in_flight {
+            // A punch never makes a file longer, a write never a device.
+            let fixed = self.disks[disk].config.block_device || matches!(extent, Extent::Zero(_));
+            let end = if fixed { self.disks[disk].size_bytes() } else { i64::MAX as u64 };
+            extent.truncate(end.saturating_sub(offset));
+            extent.truncate(self.disks[disk].space_for(offset, extent.len()));
+            by_disk[disk].push((offset, extent));
+        }
+        let own: Vec<usize> = self
+            .paths
+            .iter()
+            .filter(|((owner, _), _)| *owner == node)
+            .map(|(_, disk)| *disk)
+            .collect();
+        for disk in own {
+            let mut writes = std::mem::take(&mut by_disk[disk]);
+            let disk = &mut self.disks[disk];
+            disk.locked_by = None;
+            if power_lost {
+                disk.lose_power(writes, &mut self.rng);
+                continue;
+            }
+            while !writes.is_empty() {
+                let pick = self.rng.below(writes.len() as u64) as usize;
+                let (offset, extent) = writes.swap_remove(pick);
+                disk.land_some(offset, &extent, &mut self.rng);
+            }
+        }
+    }
+}
+
+fn disk_of(work: &Work) -> usize {
+    match work {
+        Work::Read { disk, .. }
+        | Work::Write { disk, .. }
+        | Work::Sync { disk, .. }
+        | Work::Punch { disk, .. } => *disk,
+        _ => unreachable!("a disk operation"),
+    }
+}
+
+fn file_info(disk: &Disk, direct: bool) -> FileInfo {
+    let config = &disk.config;
+    let logical = if direct || config.block_device { config.logical_block_bytes } else { 512 };
+    FileInfo {
+        size_bytes: disk.size_bytes(),
+        block_device: config.block_device,
+        direct,
+        logical_block_bytes: logical.max(512),
+        physical_block_bytes: config.physical_block_bytes,
+        memory_align_bytes: if direct { config.logical_block_bytes } else { 1 },
+        can_deallocate: config.can_deallocate,
+        can_zero: config.can_zero,
+    }
+}

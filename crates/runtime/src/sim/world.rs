@@ -1,0 +1,415 @@
+//! What a test does to a simulated world. See the module above.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::Future;
+use std::net::IpAddr;
+use std::ops::Deref;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::config::{Config, DiskConfig, DiskFaults, LinkConfig, nanos};
+use super::connect::ip_of;
+use super::disk::DiskStats;
+use super::driver::SimDriver;
+use super::state::{Node, Power, State};
+use crate::executor::{Executor, Shared};
+use crate::task::{self, JoinHandle};
+use crate::time::Instant;
+
+/// A node of a simulated world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeId(u32);
+
+/// The node of the future that [`Simulation::block_on`] runs. It cannot fail.
+pub const OBSERVER: NodeId = NodeId(0);
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {}", self.0)
+    }
+}
+
+/// Owns a simulated world and runs it. Dropping it drops every task.
+///
+/// All of [`World`] can be called on it.
+pub struct Simulation {
+    world: World,
+    running: Cell<bool>,
+}
+
+impl Simulation {
+    /// A world without nodes, whose whole history follows from `seed` and what is done to it.
+    ///
+    /// # Panics
+    /// When the process has no descriptor left.
+    pub fn new(seed: u64, config: Config) -> Simulation {
+        // What a failed simulation of this thread left undone must not reach this one.
+        drop(crate::handle::take_dropped());
+        let shared = Shared::new().expect("a simulation needs one descriptor");
+        let state = Rc::new(RefCell::new(State::new(seed, config)));
+        let driver = SimDriver { state: state.clone(), shared: shared.clone() };
+        let executor = Executor::new(0, shared, Box::new(driver));
+        Simulation { world: World { executor, state }, running: Cell::new(false) }
+    }
+
+    /// A handle of the world that tasks may keep.
+    pub fn world(&self) -> World {
+        self.world.clone()
+    }
+
+    /// Runs `main` as the observer until it returns; the tasks of all nodes run beside it, and
+    /// stay for the next call.
+    ///
+    /// # Panics
+    /// When nothing can happen any more and `main` has not returned (deadlock), or at the time
+    /// limit: the message says which operations are in flight. Also when a task panics.
+    pub fn block_on<T>(&self, main: impl Future<Output = T>) -> T {
+        assert!(!self.running.replace(true), "block_on within block_on");
+        let _entered = self.world.executor.enter();
+        let mut quiet_turns = 0;
+        let executor = &self.world.executor;
+        let result = executor.as_node(0, || {
+            crate::runtime::drive_to_end(executor, main, || {
+                quiet_turns = if self.world.is_quiet() { quiet_turns + 1 } else { 0 };
+                // Two more turns: what the last one dropped may yet cause events.
+                assert!(quiet_turns < 3, "deadlock: nothing can happen\n{}", self.world.report());
+                let in_time = !self.world.is_late();
+                assert!(in_time, "the time limit is reached\n{}", self.world.report());
+            })
+        });
+        self.running.set(false);
+        result
+    }
+
+    /// Lets the nodes run for a span of simulated time.
+    pub fn run_for(&self, span: Duration) {
+        self.block_on(async move { crate::time::sleep(span).await });
+    }
+
+    /// Lets the nodes run until `done`, looking after each step of `step`.
+    pub fn run_until(&self, step: Duration, mut done: impl FnMut() -> bool) {
+        self.block_on(async move {
+            while !done() {
+                crate::time::sleep(step).await;
+            }
+        });
+    }
+}
+
+impl Deref for Simulation {
+    type Target = World;
+    fn deref(&self) -> &World {
+        &self.world
+    }
+}
+
+impl Drop for Simulation {
+    fn drop(&mut self) {
+        let executor = &self.world.executor;
+        let _entered = executor.enter();
+        self.world.state.borrow_mut().close_world();
+        // A second panic while one unwinds would hide the first.
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| executor.shut_down()));
+        if let Err(panic) = ended
+            && !std::thread::panicking()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+impl fmt::Debug for Simulation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Simulation")
+    }
+}
+
+/// A handle of a simulated world: adds nodes and disks, and breaks them.
+#[derive(Clone)]
+pub struct World {
+    executor: Rc<Executor>,
+    state: Rc<RefCell<State>>,
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("World")
+    }
+}
+
+/// Nodes.
+impl World {
+    /// Adds a running node.
+    pub fn add_node(&self, name: &str) -> NodeId {
+        let mut state = self.state.borrow_mut();
+        state.nodes.push(Node { name: name.to_owned(), power: Power::Up });
+        NodeId(state.nodes.len() as u32 - 1)
+    }
+
+    /// A node's address: 10.0.0.1 for the first, and so on.
+    pub fn ip(&self, node: NodeId) -> IpAddr {
+        IpAddr::V4(ip_of(node.0))
+    }
+
+    /// Starts a task on a node.
+    ///
+    /// # Panics
+    /// When the node does not run.
+    pub fn spawn_on<T: 'static>(
+        &self,
+        node: NodeId,
+        future: impl Future<Output = T> + 'static,
+    ) -> JoinHandle<T> {
+        assert!(self.is_up(node), "{node} does not run: restart it first");
+        let _entered = self.executor.enter();
+        self.executor.as_node(node.0, || task::spawn(future))
+    }
+
+    /// True while the node's process runs.
+    pub fn is_up(&self, node: NodeId) -> bool {
+        self.state.borrow().nodes[node.0 as usize].power == Power::Up
+    }
+
+    /// Kills a node's process (kill -9). Its tasks are dropped, its sockets end or reset, its
+    /// locks are freed. Completed writes stay; of those in flight any part may be on the disk.
+    /// Connecting to it is refused. A node that does not run stays as it is.
+    ///
+    /// # Panics
+    /// When a task of that very node asks for it, or the node is the observer.
+    pub fn crash(&self, node: NodeId) {
+        self.stop(node, Power::Killed);
+    }
+
+    /// Takes a node's power. As [`World::crash`], but of its unflushed writes each disk keeps any
+    /// subset, and peers are told nothing: their connections hang until they time out, or are
+    /// reset once the node is back. A killed node may lose its power too.
+    ///
+    /// # Panics
+    /// As [`World::crash`].
+    pub fn power_off(&self, node: NodeId) {
+        self.stop(node, Power::Off);
+    }
+
+    fn stop(&self, node: NodeId, power: Power) {
+        assert!(node != OBSERVER, "the observer does not fail");
+        assert!(self.executor.node() != node.0, "a node cannot stop itself: ask the observer");
+        let was = {
+            let mut state = self.state.borrow_mut();
+            let was = std::mem::replace(&mut state.nodes[node.0 as usize].power, power);
+            if was == Power::Off || (was == power) {
+                state.nodes[node.0 as usize].power = was;
+                return;
+            }
+            let what = if power == Power::Off { "power off" } else { "crash" };
+            state.note(node.0, what, [0, 0]);
+            was
+        };
+        if was == Power::Up {
+            // Whatever the tasks' destructors ask for is refused: the node does not run.
+            let _entered = self.executor.enter();
+            // What the node sent to its own core becomes tasks first, and dies with the others.
+            self.executor.read_mail();
+            self.executor.abort_node(node.0);
+        }
+        let mut state = self.state.borrow_mut();
+        let in_flight = state.end_operations_of(node.0);
+        state.drop_handles_of(node.0, power == Power::Off);
+        state.settle_disks(node.0, in_flight, power == Power::Off);
+    }
+
+    /// Starts a stopped node: its disks are as they were left, it has no tasks.
+    ///
+    /// # Panics
+    /// When it runs.
+    pub fn restart(&self, node: NodeId) {
+        let mut state = self.state.borrow_mut();
+        let own = &mut state.nodes[node.0 as usize];
+        assert!(own.power != Power::Up, "{node} runs");
+        own.power = Power::Up;
+        state.note(node.0, "restart", [0, 0]);
+        state.retry_blocked();
+    }
+}
+
+/// Disks.
+impl World {
+    /// Gives a node a disk or file at `path`, empty.
+    ///
+    /// # Panics
+    /// When the node has one at `path`.
+    pub fn add_disk(&self, node: NodeId, path: impl AsRef<Path>, config: DiskConfig) {
+        let mut state = self.state.borrow_mut();
+        let path = path.as_ref();
+        assert!(state.disk_at(node.0, path).is_none(), "{} exists", path.display());
+        state.add_disk(node.0, path, config);
+    }
+
+    fn with_disk<T>(
+        &self,
+        node: NodeId,
+        path: impl AsRef<Path>,
+        work: impl FnOnce(&mut super::disk::Disk) -> T,
+    ) -> T {
+        let mut state = self.state.borrow_mut();
+        let path = path.as_ref();
+        let disk = state.disk_at(node.0, path);
+        let disk = disk.unwrap_or_else(|| panic!("{node} has no disk {}", path.display()));
+        work(&mut state.disks[disk])
+    }
+
+    /// Sets what goes wrong on a disk from now on.
+    pub fn set_faults(&self, node: NodeId, path: impl AsRef<Path>, faults: DiskFaults) {
+        self.with_disk(node, path, |disk| disk.faults = faults);
+    }
+
+    /// Nothing completes on a disk for this long.
+    pub fn stall(&self, node: NodeId, path: impl AsRef<Path>, span: Duration) {
+        let until = self.now().as_nanos().saturating_add(nanos(span));
+        self.with_disk(node, path, |disk| disk.stalled_until = disk.stalled_until.max(until));
+    }
+
+    /// What reads of a disk would return now, at no cost of time.
+    pub fn peek(&self, node: NodeId, path: impl AsRef<Path>, offset: u64, len: usize) -> Vec<u8> {
+        self.with_disk(node, path, |disk| {
+            let mut bytes = vec![0; len];
+            disk.read(offset, &mut bytes);
+            bytes
+        })
+    }
+
+    /// Changes a disk's medium behind everybody's back: bit rot, or a disk that came back empty.
+    /// What was unflushed becomes durable.
+    pub fn poke(&self, node: NodeId, path: impl AsRef<Path>, offset: u64, data: &[u8]) {
+        self.with_disk(node, path, |disk| disk.overwrite(offset, data));
+    }
+
+    /// What a disk has done so far.
+    pub fn disk_stats(&self, node: NodeId, path: impl AsRef<Path>) -> DiskStats {
+        self.with_disk(node, path, |disk| disk.statistics())
+    }
+}
+
+/// The network.
+impl World {
+    /// Changes the link from `from` to `to`, for what is sent from now on.
+    pub fn set_link(&self, from: NodeId, to: NodeId, link: LinkConfig) {
+        self.state.borrow_mut().links.insert((from.0, to.0), link);
+    }
+
+    /// Cuts both directions between two nodes. Connections hang, and go on when it heals in time.
+    pub fn partition(&self, a: NodeId, b: NodeId) {
+        self.partition_one_way(a, b);
+        self.partition_one_way(b, a);
+    }
+
+    /// Cuts what `from` sends to `to`: acknowledgements too.
+    pub fn partition_one_way(&self, from: NodeId, to: NodeId) {
+        let mut state = self.state.borrow_mut();
+        state.note(from.0, "partition", [u64::from(to.0), 0]);
+        state.blocked.insert((from.0, to.0));
+    }
+
+    /// Cuts a node off from all others.
+    pub fn isolate(&self, node: NodeId) {
+        let count = self.state.borrow().nodes.len() as u32;
+        (0..count).filter(|other| *other != node.0).for_each(|other| {
+            self.partition(node, NodeId(other));
+        });
+    }
+
+    /// Mends both directions between two nodes.
+    pub fn heal(&self, a: NodeId, b: NodeId) {
+        let mut state = self.state.borrow_mut();
+        state.note(a.0, "heal", [u64::from(b.0), 0]);
+        state.blocked.remove(&(a.0, b.0));
+        state.blocked.remove(&(b.0, a.0));
+        state.retry_blocked();
+    }
+
+    /// Mends the whole network.
+    pub fn heal_all(&self) {
+        let mut state = self.state.borrow_mut();
+        state.note(0, "heal all", [0, 0]);
+        state.blocked.clear();
+        state.retry_blocked();
+    }
+
+    /// Resets every connection between two nodes, as a box between them might.
+    pub fn reset_connections(&self, a: NodeId, b: NodeId) {
+        let mut state = self.state.borrow_mut();
+        state.note(a.0, "reset", [u64::from(b.0), 0]);
+        state.reset_between(a.0, b.0);
+    }
+}
+
+/// Time, chance and history.
+impl World {
+    /// Simulated time.
+    pub fn now(&self) -> Instant {
+        Instant::from_nanos(self.state.borrow().now())
+    }
+
+    /// A number in `low..=high`, from the seed.
+    pub fn random_between(&self, low: u64, high: u64) -> u64 {
+        self.state.borrow_mut().rng.between(low, high)
+    }
+
+    /// A span in `low..=high`, from the seed.
+    pub fn random_span(&self, low: Duration, high: Duration) -> Duration {
+        Duration::from_nanos(self.random_between(nanos(low), nanos(high)))
+    }
+
+    /// True with this probability, from the seed.
+    pub fn chance(&self, probability: f64) -> bool {
+        self.state.borrow_mut().rng.chance(probability)
+    }
+
+    /// A hash of everything that has happened: equal for equal histories.
+    pub fn history_hash(&self) -> u64 {
+        self.state.borrow().trace.hash()
+    }
+
+    /// How much has happened.
+    pub fn events(&self) -> u64 {
+        self.state.borrow().trace.count()
+    }
+
+    /// Tasks alive on all nodes, and operations in flight: for leak tests.
+    pub fn alive(&self) -> (usize, usize) {
+        (self.executor.tasks(), self.executor.ops.borrow().len())
+    }
+
+    /// Connections that exist, half-open ones included: for leak tests.
+    pub fn connections(&self) -> usize {
+        self.state.borrow().conns.len()
+    }
+
+    /// The state of the world in words: time, nodes, what is in flight, and the latest events.
+    pub fn report(&self) -> String {
+        let state = self.state.borrow();
+        let mut text = format!("simulated time {:.6} s\n", state.now() as f64 / 1e9);
+        for (node, own) in state.nodes.iter().enumerate() {
+            let tasks = self.executor.tasks_of(node as u32);
+            text += &format!("{} (node {node}): {:?}, {tasks} tasks\n", own.name, own.power);
+        }
+        text += "in flight:\n";
+        for line in state.pending_in_words() {
+            text += &format!("  {line}\n");
+        }
+        text + &format!("latest events:\n{}", state.trace)
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.executor.is_idle()
+            && self.executor.next_timer().is_none()
+            && !self.executor.shared.has_mail()
+            && self.state.borrow().is_quiet()
+    }
+
+    fn is_late(&self) -> bool {
+        let state = self.state.borrow();
+        state.now() > nanos(state.config.time_limit)
+    }
+}
