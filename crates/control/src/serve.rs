@@ -263,7 +263,10 @@ impl Server {
         }));
         let cut = self.nvme.drain(DRAIN_PATIENCE).await;
         if cut > 0 {
-            tracing::warn!(connections = cut, "closed NVMe/TCP connections that did not end in time");
+            tracing::warn!(
+                connections = cut,
+                "closed NVMe/TCP connections that did not end in time"
+            );
         }
         if !matches!(nbd_ended.await, Ok(Ok(()))) {
             let connections = self.nbd.connections();
