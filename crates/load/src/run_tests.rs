@@ -6,7 +6,8 @@ use std::rc::Rc;
 use flagstone_runtime::{Config, spawn};
 
 use super::*;
-use crate::job::{BlockSize, Pattern};
+use crate::job::{BlockSize, Crash, Pattern, Verify};
+use crate::results::OpKind;
 use crate::test_device::{Manner, TestDevice};
 use crate::verify::ViolationKind;
 
