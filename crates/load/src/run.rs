@@ -137,9 +137,11 @@ struct Gather {
 impl Gather {
     fn put(&self, core: usize, outcome: Result<Report, RunError>) {
         let mut outcomes = lock(&self.outcomes);
-        if outcomes.1[core].is_none() {
-            outcomes.1[core] = Some(outcome);
-            outcomes.0 -= 1;
+        // A core's second report, or one for outcomes that were taken already, is not news.
+        let (open, all) = &mut *outcomes;
+        if let Some(known @ None) = all.get_mut(core) {
+            *known = Some(outcome);
+            *open -= 1;
         }
         drop(outcomes);
         if let Some(watcher) = lock(&self.watcher).take() {

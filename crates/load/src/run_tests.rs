@@ -44,6 +44,13 @@ fn run_job(manner: Manner, job: &Job) -> (Results, Arc<TestDevice>) {
     (run_on(1, &device, job).unwrap(), device)
 }
 
+/// Waits until no task and no operation of this core is alive.
+async fn nothing_is_left() {
+    while flagstone_runtime::alive() != (0, 0) {
+        flagstone_runtime::task::yield_now().await;
+    }
+}
+
 #[test]
 fn exactly_as_many_ios_as_asked_are_done_and_counted() {
     for manner in [Manner::Prompt, Manner::Late] {
@@ -189,9 +196,7 @@ fn a_dropped_run_ends_its_ios() {
         let stop = Stop::new();
         let running = run(shared, &job, &stop, |_| {});
         assert!(time::timeout(Duration::from_millis(5), running).await.is_err());
-        while flagstone_runtime::alive().0 > 0 {
-            flagstone_runtime::task::yield_now().await;
-        }
+        nothing_is_left().await;
     })
     .unwrap();
     assert_eq!(device.calls.load(Ordering::Relaxed), 8);
@@ -274,7 +279,8 @@ fn a_writer_that_dies_leaves_a_state_that_accuses_nobody() {
     flagstone_runtime::block_on(async {
         let stop = Stop::new();
         let running = run(shared, &endless, &stop, |_| {});
-        let _ = time::timeout(Duration::from_millis(50), running).await;
+        assert!(time::timeout(Duration::from_millis(50), running).await.is_err());
+        nothing_is_left().await;
     })
     .unwrap();
     device.behave(Manner::Prompt);
