@@ -15,19 +15,22 @@ use crate::{Outcome, Scenario};
 pub const SCENARIO: Scenario = Scenario {
     name: "disk",
     about: "a file device under load through kill -9 and power loss: no flush or FUA write is lost",
-    run: |seed| run(seed, false),
+    run: |seed| run(seed, false, |device| device),
 };
 
 /// A disk that fails reads, writes and flushes.
 pub const FAULTY: Scenario = Scenario {
     name: "faulty-disk",
     about: "the same on a disk with read, write and flush errors and stalls",
-    run: |seed| run(seed, true),
+    run: |seed| run(seed, true, |device| device),
 };
 
 const DISK: &str = "/dev/disk";
 
-fn run(seed: u64, faulty: bool) -> Outcome {
+/// What the load sees of the device: the device itself, or in tests one that breaks promises.
+type Wrap = fn(SharedDevice) -> SharedDevice;
+
+fn run(seed: u64, faulty: bool, wrap: Wrap) -> Outcome {
     let sim = Simulation::new(seed, Config::default());
     let node = sim.add_node("storage");
     let size_bytes = 512 << sim.random_between(3, 11);
@@ -41,7 +44,7 @@ fn run(seed: u64, faulty: bool) -> Outcome {
     let model = Shared::new(seed, size_bytes);
     let rounds = sim.random_between(1, 5);
     for _ in 0..rounds {
-        one_life(&sim, node, &model, faulty);
+        one_life(&sim, node, &model, faulty, wrap);
         sim.restart(node);
     }
     let device = checked(&sim, node, &model);
@@ -63,8 +66,8 @@ fn checked(sim: &Simulation, node: NodeId, model: &Shared) -> SharedDevice {
 }
 
 /// Opens, checks, loads, and ends by a kill or a power loss at any moment.
-fn one_life(sim: &Simulation, node: NodeId, model: &Shared, faulty: bool) {
-    let device = checked(sim, node, model);
+fn one_life(sim: &Simulation, node: NodeId, model: &Shared, faulty: bool, wrap: Wrap) {
+    let device = wrap(checked(sim, node, model));
     let mut options = LoadOptions::new(sim.random_between(1, 24) as usize);
     options.medium_errors = faulty;
     let stop = options.stop.clone();
@@ -105,5 +108,88 @@ fn random_faults(sim: &Simulation) -> DiskFaults {
         write_errors: chance(0.02),
         flush_errors: chance(0.05),
         ..DiskFaults::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, ZeroFlags};
+    use flagstone_runtime::{Buf, BufMut};
+
+    use super::*;
+    use crate::runner::run_seed;
+
+    #[test]
+    fn a_sound_device_keeps_its_promises_and_replays() {
+        for seed in 0..10 {
+            for scenario in [&SCENARIO, &FAULTY] {
+                run_seed(scenario, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
+            }
+        }
+    }
+
+    /// A device that breaks one promise.
+    struct Liar {
+        device: SharedDevice,
+        lie: Lie,
+    }
+
+    #[derive(Clone, Copy, PartialEq)]
+    enum Lie {
+        /// Flushes do nothing.
+        Flush,
+        /// Writes are never durable by themselves.
+        Fua,
+        /// Writes go one block too far now and then.
+        Place,
+    }
+
+    impl BlockDevice for Liar {
+        fn geometry(&self) -> Geometry {
+            self.device.geometry()
+        }
+
+        fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+            self.device.read(offset, buf)
+        }
+
+        fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+            let end = offset + data.len() as u64;
+            let block = u64::from(self.geometry().block_bytes);
+            let beyond = self.lie == Lie::Place
+                && end < self.geometry().size_bytes
+                && flagstone_runtime::random_u64().is_multiple_of(20);
+            let offset = if beyond { offset + block } else { offset };
+            self.device.write(offset, data, fua && self.lie != Lie::Fua)
+        }
+
+        fn flush(&self) -> IoFuture<()> {
+            if self.lie == Lie::Flush { IoFuture::ready(Ok(())) } else { self.device.flush() }
+        }
+
+        fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+            self.device.discard(offset, len)
+        }
+
+        fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+            self.device.write_zeroes(offset, len, flags)
+        }
+    }
+
+    fn lying(lie: Lie) -> impl Fn(SharedDevice) -> SharedDevice {
+        move |device| std::sync::Arc::new(Liar { device, lie })
+    }
+
+    fn caught(run: fn(u64) -> Outcome) -> usize {
+        let scenario = Scenario { name: "liar", about: "", run };
+        (0..40).filter(|seed| run_seed(&scenario, *seed, false).is_err()).count()
+    }
+
+    #[test]
+    fn devices_that_break_promises_are_caught() {
+        let flush = caught(|seed| run(seed, false, |device| lying(Lie::Flush)(device)));
+        let fua = caught(|seed| run(seed, false, |device| lying(Lie::Fua)(device)));
+        let place = caught(|seed| run(seed, false, |device| lying(Lie::Place)(device)));
+        assert!(flush >= 5 && fua >= 5 && place >= 20, "{flush} {fua} {place} of 40");
     }
 }

@@ -110,6 +110,8 @@ async fn client(address: Address, checks: Rc<Cell<u64>>, stop: Rc<Cell<bool>>) {
             if stop.get() {
                 break;
             }
+            let pause = Duration::from_millis(random_u64() % 100);
+            time::sleep(pause).await;
         }
     }
 }
@@ -143,4 +145,17 @@ fn fill(bytes: &mut [u8], tag: u64) {
         *word = (tag ^ number as u64).to_le_bytes();
     }
     rest.fill(tag as u8);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runner::run_seed;
+
+    #[test]
+    fn streams_keep_their_promises_and_replay() {
+        for seed in 0..3 {
+            run_seed(&SCENARIO, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
+        }
+    }
 }
