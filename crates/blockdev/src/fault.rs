@@ -1,8 +1,8 @@
 //! A device that fails as it is told: for tests.
 //!
-//! Promises: a failed call has no effect on the child; calls that are not to fail go to the child as
-//! they are; from one core, the same seed and calls give the same faults. A failed flush poisons the
-//! device as it does a real one: changes and flushes fail until [`FaultControl::reopen`].
+//! Promises: a failed call has no effect on the child; calls that are not to fail go to the child
+//! as they are; from one core, the same seed and calls give the same faults. A failed flush poisons
+//! the device as it does a real one: changes and flushes fail until [`FaultControl::reopen`].
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -5,9 +5,11 @@
 //! calls on one device.
 //!
 //! Read [`device`] first: it says what a completed call promises. Then the leaves: [`null`],
-//! [`memory`], [`file`]; then the layers: [`stripe`], [`delay`], [`fault`].
+//! [`memory`], [`mod@file`]; then the layers: [`stripe`], [`delay`], [`fault`];
+//! and what all of them have to pass: [`conformance`].
 
 pub mod config;
+pub mod conformance;
 pub mod delay;
 pub mod device;
 pub mod error;

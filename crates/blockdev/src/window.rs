@@ -80,8 +80,8 @@ impl<T> Window<T> {
 }
 
 /// Makes the calls that `calls` yields, many at once, and hands each result to `done` in order.
-/// After a failure no more are made; those in flight are awaited, and the first failure, in order of
-/// the calls, is returned.
+/// After a failure no more are made; those in flight are awaited, and the first failure, in order
+/// of the calls, is returned.
 pub(crate) async fn run_all<T>(
     mut calls: impl Iterator<Item = IoFuture<T>>,
     mut done: impl FnMut(T),

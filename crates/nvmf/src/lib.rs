@@ -2,3 +2,4 @@
 
 mod limits;
 mod stream;
+pub mod target;

@@ -1,4 +1,6 @@
-//! What bounds this crate's memory, with the arithmetic.
+//! What bounds this crate's memory and patience, with the arithmetic.
+
+use std::time::Duration;
 
 /// Smallest receive buffer of a connection, in bytes: what an idle one holds.
 pub(crate) const RX_MIN_BYTES: usize = 8 << 10;
@@ -14,3 +16,83 @@ pub(crate) const RX_SHRINK_AFTER: u32 = 64;
 
 /// Block that response headers are cut from, in bytes: 170 of 24 B.
 pub(crate) const TX_HEADER_BLOCK_BYTES: usize = 4 << 10;
+
+/// Payloads from this size are received straight into a buffer of their own, in bytes.
+pub(crate) const DIRECT_BYTES: usize = 16 << 10;
+
+/// Verify reads in pieces of this size, in bytes.
+pub(crate) const SCAN_BYTES: usize = 1 << 20;
+
+/// Common header of a PDU, in bytes.
+pub(crate) const COMMON_HEADER_BYTES: usize = flagstone_nvme::limits::COMMON_HEADER_BYTES;
+
+/// The longest header that is ever sent, in bytes: a TermReq with the offending header.
+pub(crate) const HEADER_BYTES_MAX: usize = flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
+
+/// CPDA: data in PDUs to us may start at any multiple of 4 bytes.
+pub(crate) const CONTROLLER_DATA_ALIGNMENT: u8 = 0;
+
+/// How long a connection may take to become a queue.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a peer that was sent a TermReq may take to close.
+pub(crate) const TERMINATE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often a connection's progress is looked at.
+pub(crate) const WATCHDOG_PERIOD: Duration = Duration::from_secs(1);
+
+/// Subsystems of one target.
+pub(crate) const SUBSYSTEMS: usize = 4096;
+
+/// Hosts on the allow-list of one subsystem: 4,096 names of 224 B are 896 KiB.
+pub(crate) const ALLOWED_HOSTS: usize = 4096;
+
+/// Addresses in the discovery log. With all subsystems the log has at most
+/// (4,096 + 1) × 64 entries of 1 KiB, 256 MiB, of which only the part that is asked for is made.
+pub(crate) const LISTENERS: usize = 64;
+
+/// The largest number of namespaces that a subsystem may be configured for. Each takes a slot of
+/// 8 B in the table, and 4 B in the ANA log, which hosts want to read in one transfer.
+pub(crate) const NAMESPACES_MAX: u32 = 65_535;
+
+/// Slots of one leaf of the namespace table: 256 of 8 B, what adding a namespace copies.
+pub(crate) const NAMESPACE_LEAF: usize = 256;
+
+/// Controllers that may be configured for one target; identifiers are 16 bits and those from
+/// FFF0h are reserved.
+pub(crate) const CONTROLLERS_MAX: u32 = 65_519;
+
+/// Asynchronous Event Requests parked by one controller (AERL + 1), and so the completions of them
+/// that wait to be sent.
+pub(crate) const EVENT_REQUESTS: usize = 4;
+
+/// Abort commands outstanding (ACL + 1). Each is answered at once.
+pub(crate) const ABORT_REQUESTS: u8 = 4;
+
+/// Namespaces in the Changed Namespace List; when more change, the list says just that
+/// (Base 5.1.12.1.5).
+pub(crate) const CHANGED_NAMESPACES: usize = 1024;
+
+/// Entries of a controller's error log (ELPE + 1): 64 of 64 B are 4 KiB.
+pub(crate) const ERROR_LOG_ENTRIES: usize = 64;
+
+/// Unit of keep alive time-outs, in milliseconds (KAS); what a host asks for is rounded up.
+pub(crate) const KEEP_ALIVE_UNIT_MS: u32 = 1000;
+
+/// How long a host may wait for a controller to become ready, in units of 500 ms (CAP.TO): 10 s.
+/// Ours are ready at once.
+pub(crate) const READY_TIMEOUT_500MS: u8 = 20;
+
+/// How long an ANA transition may last, in seconds (ANATT).
+pub(crate) const ANA_TRANSITION_S: u8 = 10;
+
+/// The memory page that MDTS is in units of, in bytes (CAP.MPSMIN = 0).
+pub(crate) const PAGE_BYTES: u32 = 4096;
+
+/// Smallest data of one command that a target may be configured for, in bytes: MDTS is a power of
+/// two of pages and 0 means no limit, so one page cannot be said.
+pub(crate) const MDTS_MIN_BYTES: u32 = 2 * PAGE_BYTES;
+
+/// Largest data of one command that a target may be configured for, in bytes: the largest pooled
+/// buffer.
+pub(crate) const MDTS_MAX_BYTES: u32 = flagstone_runtime::limits::BUF_MAX_BYTES as u32;

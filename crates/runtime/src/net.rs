@@ -151,6 +151,11 @@ impl Stream {
         Executor::current().driver().peer(self.handle.raw())
     }
 
+    /// The address of this side, as the peer reached it; `None` of Unix sockets.
+    pub fn local(&self) -> Option<SocketAddr> {
+        Executor::current().driver().local(self.handle.raw())
+    }
+
     /// Receives at least one byte into `buf`; 0 when the peer has closed (or `buf` is empty).
     pub async fn recv(&self, buf: BufMut) -> (io::Result<usize>, BufMut) {
         let (result, op) = OpFuture::new(Op::Recv { socket: self.handle.clone(), buf }).await;

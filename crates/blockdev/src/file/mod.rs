@@ -106,7 +106,7 @@ impl Inner {
         }
     }
 
-    /// Goes on after a short read: to the end, or until nothing comes, which is the end of the file.
+    /// Goes on after a short read, until nothing comes: the end of the file.
     async fn read_on(
         &self,
         offset: u64,

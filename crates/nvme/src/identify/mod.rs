@@ -148,6 +148,7 @@ mod tests {
             let mut list = NamespaceList::default();
             while list.fill(above, active()) > 0 {
                 seen.extend(list.iter());
+                prop_assert!(seen.last() > Some(&above), "asking on from {above} makes no progress");
                 above = *seen.last().unwrap();
             }
             prop_assert_eq!(seen, active().collect::<Vec<_>>());

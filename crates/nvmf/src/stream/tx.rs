@@ -6,6 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::rc::Rc;
 
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::{Buf, BufMut, SendList, buf, sync};
@@ -23,7 +24,10 @@ pub(crate) struct Tx {
     /// Bytes sent since the start: what a watchdog looks at.
     sent_bytes: Cell<u64>,
     in_flight: Cell<bool>,
-    idle: sync::Notify,
+    /// Bytes pushed and not yet sent.
+    queued_bytes: Cell<usize>,
+    /// Rung whenever a send has ended.
+    progress: Rc<sync::Notify>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +40,8 @@ enum State {
 }
 
 impl Tx {
-    pub(crate) fn new(stream: Stream) -> Tx {
+    /// `progress` is rung whenever a send has ended.
+    pub(crate) fn new(stream: Stream, progress: Rc<sync::Notify>) -> Tx {
         Tx {
             stream,
             queue: RefCell::new(SendList::new()),
@@ -45,7 +50,8 @@ impl Tx {
             state: Cell::new(State::Open),
             sent_bytes: Cell::new(0),
             in_flight: Cell::new(false),
-            idle: sync::Notify::new(),
+            queued_bytes: Cell::new(0),
+            progress,
         }
     }
 
@@ -77,6 +83,7 @@ impl Tx {
         }
         let mut queue = self.queue.borrow_mut();
         let first = queue.is_empty();
+        self.queued_bytes.set(self.queued_bytes.get() + payload.len());
         queue.push(payload);
         drop(queue);
         if first {
@@ -87,6 +94,11 @@ impl Tx {
     /// Bytes sent since the connection began.
     pub(crate) fn sent_bytes(&self) -> u64 {
         self.sent_bytes.get()
+    }
+
+    /// Bytes pushed and not yet sent.
+    pub(crate) fn queued_bytes(&self) -> usize {
+        self.queued_bytes.get()
     }
 
     /// True while something waits to be sent or is being sent.
@@ -106,15 +118,15 @@ impl Tx {
     pub(crate) fn close(&self) {
         self.state.set(State::Closed);
         self.queue.borrow_mut().clear();
+        self.queued_bytes.set(0);
         self.more.notify();
-        self.idle.notify();
+        self.progress.notify();
     }
 
     /// Waits until everything pushed so far, and since, has been sent.
     pub(crate) async fn drained(&self) {
-        self.idle
-            .wait_for(|| (!self.is_busy() || self.state.get() == State::Closed).then_some(()))
-            .await;
+        let done = || !self.is_busy() || self.state.get() == State::Closed;
+        self.progress.wait_for(|| done().then_some(())).await;
     }
 
     /// The sender task.
@@ -135,7 +147,7 @@ impl Tx {
                 list = rest;
                 match result {
                     Ok(0) => return self.failed(io::ErrorKind::WriteZero.into()),
-                    Ok(count) => self.sent_bytes.set(self.sent_bytes.get() + count as u64),
+                    Ok(count) => self.sent(count),
                     Err(error) => return self.failed(error),
                 }
                 if self.state.get() == State::Closed {
@@ -143,10 +155,15 @@ impl Tx {
                 }
             }
             self.in_flight.set(false);
-            if self.queue.borrow().is_empty() {
-                self.idle.notify();
-            }
+            self.progress.notify();
         }
+    }
+
+    fn sent(&self, count: usize) {
+        self.sent_bytes.set(self.sent_bytes.get() + count as u64);
+        // Closing forgets what is queued while a send is in flight.
+        self.queued_bytes.set(self.queued_bytes.get().saturating_sub(count));
+        self.progress.notify();
     }
 
     /// Whether to send (true) or to end (false); `None` to wait.

@@ -54,6 +54,11 @@ pub(crate) trait Driver {
     fn socket(&mut self, address: &Address, node: u32) -> io::Result<i32>;
     /// The peer of a connected socket, as text for people.
     fn peer(&mut self, raw: i32) -> String;
+    /// The address of a connected TCP socket on this side.
+    fn local(&mut self, raw: i32) -> Option<std::net::SocketAddr> {
+        let _ = raw;
+        None
+    }
     /// Shuts a connection down: pending receives end, and of both directions the peer sees the end.
     fn shutdown(&mut self, raw: i32, direction: Direction);
     /// A name for people: `io_uring`, `threads` or `simulation`.

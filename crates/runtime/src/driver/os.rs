@@ -220,6 +220,11 @@ pub(crate) fn peer(raw: RawFd) -> String {
     }
 }
 
+/// The address of a connected TCP socket on this side.
+pub(crate) fn local(raw: RawFd) -> Option<std::net::SocketAddr> {
+    rustix::net::getsockname(borrow(raw)).ok()?.try_into().ok()
+}
+
 /// Shuts a socket down; one that is not connected any more stays as it is.
 pub(crate) fn shutdown(raw: RawFd, direction: Direction) {
     let how = match direction {

@@ -322,6 +322,10 @@ impl Driver for Uring {
         os::peer(raw)
     }
 
+    fn local(&mut self, raw: i32) -> Option<std::net::SocketAddr> {
+        os::local(raw)
+    }
+
     fn shutdown(&mut self, raw: i32, direction: Direction) {
         os::shutdown(raw, direction);
     }

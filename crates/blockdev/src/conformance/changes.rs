@@ -1,0 +1,92 @@
+//! Discards and zeroes.
+
+use super::kit::{Kit, is_zero, mismatch};
+use crate::{IoError, ZeroFlags};
+
+/// Ranges (offset, length) in bytes that leave a block free on either side.
+fn ranges(kit: &Kit<'_>) -> Vec<(u64, u64)> {
+    let (block, size) = (kit.block(), kit.geometry.size_bytes);
+    let longest = kit.longest().min(1 << 20);
+    let mut ranges = vec![(block, block), (5 * block, 3 * block), (8 * block, 17 * block)];
+    ranges.push((block, longest - block));
+    ranges.push((size - block - longest / 2 / block * block, longest / 2 / block * block));
+    for boundary in &kit.options.boundaries_bytes {
+        ranges.push((boundary.saturating_sub(block), longest));
+        ranges.push((*boundary, *boundary));
+    }
+    ranges.retain(|(offset, len)| {
+        (block..=size).contains(offset)
+            && *len > 0
+            && *len <= longest
+            && offset + len + block <= size
+    });
+    ranges
+}
+
+pub(super) async fn discarded_blocks_are_zeroes_or_old_and_stay_so(kit: &mut Kit<'_>) {
+    let block = kit.block();
+    for (offset, len) in ranges(kit) {
+        let mut old = 0;
+        let after = kit
+            .around(offset, len, async |kit, stamp| {
+                old = stamp;
+                assert_eq!(kit.device.discard(offset, len).await, Ok(()), "a discard is a hint");
+            })
+            .await;
+        for (part, at) in after.chunks(block as usize).zip((offset..).step_by(block as usize)) {
+            let known = is_zero(part) || mismatch(at, part, old).is_none();
+            assert!(known, "a discarded block at {at} is neither zeroes nor what it was");
+        }
+        let again = kit.read(offset, len).await;
+        assert!(after[..] == again[..], "discarded blocks at {offset} changed between two reads");
+        let stamp = kit.stamp();
+        kit.write(offset, len, stamp).await;
+        kit.verify(offset, len, stamp).await;
+    }
+}
+
+pub(super) async fn zeroes_are_written_with_any_flags(kit: &mut Kit<'_>) {
+    if !kit.options.remembers {
+        let len = 2 * kit.block();
+        let zeroed = kit.device.write_zeroes(0, len, ZeroFlags::default()).await;
+        assert_eq!(zeroed, Ok(()));
+        return assert!(is_zero(&kit.read(0, len).await));
+    }
+    for bits in 0..8_u8 {
+        let flags = ZeroFlags {
+            fua: bits & 1 != 0,
+            may_deallocate: bits & 2 != 0,
+            fast_only: bits & 4 != 0,
+        };
+        for (offset, len) in ranges(kit) {
+            zero_and_check(kit, offset, len, flags).await;
+        }
+    }
+    the_whole_device_can_be_zeroed(kit).await;
+}
+
+async fn zero_and_check(kit: &mut Kit<'_>, offset: u64, len: u64, flags: ZeroFlags) {
+    let mut result = Ok(());
+    let after = kit
+        .around(offset, len, async |kit, _| {
+            result = kit.device.write_zeroes(offset, len, flags).await;
+        })
+        .await;
+    match result {
+        Ok(()) => assert!(is_zero(&after), "zeroes of {len} B at {offset} with {flags:?}"),
+        // The range is in doubt then; the blocks around it are not.
+        Err(IoError::Unsupported) if flags.fast_only => {}
+        Err(error) => panic!("zeroes of {len} B at {offset} with {flags:?}: {error}"),
+    }
+}
+
+/// Zeroes, unlike writes, have no greatest length.
+async fn the_whole_device_can_be_zeroed(kit: &mut Kit<'_>) {
+    let (block, size) = (kit.block(), kit.geometry.size_bytes);
+    let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
+    assert_eq!(kit.device.write_zeroes(0, size, flags).await, Ok(()), "zeroes of everything");
+    for offset in [0, size / 2 / block * block, size - block] {
+        assert!(is_zero(&kit.read(offset, block).await), "block at {offset}");
+    }
+    assert_eq!(kit.device.discard(0, size).await, Ok(()), "discard of everything");
+}

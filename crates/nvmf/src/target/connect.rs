@@ -1,0 +1,168 @@
+//! Connect: who may have which queue of which controller (Base 6.3).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use flagstone_nvme::command::fabrics::{
+    CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData, ConnectField, ConnectResult,
+};
+use flagstone_nvme::status::Status;
+
+use super::Target;
+use super::controller::{Controller, Host, NewController};
+use super::queue::{Hangup, Queue};
+use super::subsystem::{Kind, Subsystem};
+
+/// A queue that a connection has. Dropping it gives the queue back; with the admin queue the
+/// controller ends.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    /// The controller.
+    pub(crate) controller: Arc<Controller>,
+    /// The queue: identifier, entries, flow control, counters.
+    pub(crate) queue: Arc<Queue>,
+    /// Dword 0 of the completion of Connect.
+    pub(crate) result: u32,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.controller.detach(&self.queue);
+    }
+}
+
+/// Why a Connect is refused. The connection lives on: the host may try another Connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    /// Status of the completion.
+    pub(crate) status: Status,
+    /// Dword 0 of the completion: of invalid parameters, which one.
+    pub(crate) result: u32,
+}
+
+impl From<ConnectField> for Refusal {
+    fn from(field: ConnectField) -> Refusal {
+        Refusal { status: Status::CONNECT_INVALID_PARAMETERS.dnr(), result: field.result() }
+    }
+}
+
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Refusal {
+        Refusal { status, result: 0 }
+    }
+}
+
+/// Connects a queue. `local` is the address that the host connected to, and `connection` ends the
+/// connection from anywhere.
+///
+/// # Errors
+/// The completion to send.
+pub(crate) fn connect(
+    target: &Arc<Target>,
+    command: &ConnectCommand,
+    data: &ConnectData,
+    local: Option<SocketAddr>,
+    connection: Box<dyn Hangup>,
+) -> Result<Connected, Refusal> {
+    let refused =
+        |cqe: flagstone_nvme::Cqe| Refusal { status: cqe.status(), result: cqe.dw0.get() };
+    command.check().map_err(refused)?;
+    let sqsize_0based = command.sqsize_0based.get();
+    if sqsize_0based >= target.config().max_queue_entries {
+        return Err(ConnectField::SqSize.into());
+    }
+    let (subnqn, hostnqn) = data.check()?;
+    let host = Host { nqn: hostnqn, id: data.host_id };
+    let subsystem = target.subsystem(&subnqn).ok_or(ConnectField::SubNqn)?;
+    if !subsystem.allows(&host.nqn) {
+        return Err(not_allowed());
+    }
+    if target.is_draining() {
+        return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+    }
+    let qid = command.qid.get();
+    let flow_control = !command.disables_flow_control();
+    let queue = Arc::new(Queue::new(qid, sqsize_0based + 1, flow_control, connection));
+    let wanted = data.controller_id.get();
+    let controller = if qid == 0 {
+        let keep_alive_ms = command.keep_alive_ms.get();
+        admin_controller(target, &subsystem, host, wanted, local, keep_alive_ms)?
+    } else {
+        io_controller(target, &subsystem, host, wanted, qid)?
+    };
+    controller.attach(queue.clone())?;
+    controller.saw_traffic();
+    let result = ConnectResult {
+        controller_id: controller.id,
+        authentication_required: false,
+        secure_channel_required: false,
+    };
+    Ok(Connected { controller, queue, result: result.to_dw0() })
+}
+
+fn not_allowed() -> Refusal {
+    Refusal { status: Status::CONNECT_INVALID_HOST.dnr(), result: ConnectField::HostNqn.result() }
+}
+
+/// A new controller for an admin queue.
+fn admin_controller(
+    target: &Arc<Target>,
+    subsystem: &Arc<Subsystem>,
+    host: Host,
+    wanted: u16,
+    local: Option<SocketAddr>,
+    keep_alive_ms: u32,
+) -> Result<Arc<Controller>, Refusal> {
+    if wanted != CONTROLLER_ID_DYNAMIC {
+        return Err(ConnectField::ControllerId.into());
+    }
+    let keep_alive_ms = match (subsystem.kind, keep_alive_ms) {
+        (Kind::Discovery, 0) => {
+            u32::try_from(target.config().discovery_keep_alive.as_millis()).unwrap_or(u32::MAX)
+        }
+        (_, asked) => asked,
+    };
+    if !target.reserve_controller() {
+        return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+    }
+    let (target, mine) = (target.clone(), subsystem.clone());
+    let new = NewController { host, target: target.clone(), subsystem: mine, local, keep_alive_ms };
+    let Some(controller) = subsystem.add_controller(|id| Controller::new(id, new)) else {
+        target.release_controller();
+        return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+    };
+    // The allow-list may have changed before the controller was there to be disconnected.
+    if !subsystem.allows(&host.nqn) {
+        controller.destroy("its host is no longer allowed");
+        return Err(not_allowed());
+    }
+    tracing::info!(
+        subsystem = %subsystem.nqn,
+        host = %host.nqn,
+        controller = controller.id,
+        keep_alive_ms,
+        "controller made"
+    );
+    Ok(controller)
+}
+
+/// The controller that an I/O queue is for.
+fn io_controller(
+    target: &Target,
+    subsystem: &Subsystem,
+    host: Host,
+    wanted: u16,
+    qid: u16,
+) -> Result<Arc<Controller>, Refusal> {
+    if subsystem.kind == Kind::Discovery || qid > target.config().max_io_queues {
+        return Err(ConnectField::Qid.into());
+    }
+    let controller = subsystem.controller(wanted).ok_or(ConnectField::ControllerId)?;
+    if controller.host.nqn != host.nqn {
+        return Err(ConnectField::HostNqn.into());
+    }
+    if controller.host.id != host.id {
+        return Err(ConnectField::HostId.into());
+    }
+    Ok(controller)
+}

@@ -1,0 +1,250 @@
+//! One connection of a host: one queue, admin or I/O.
+//!
+//! Promises:
+//! - every PDU is checked before its meaning is used; a violation is answered with the C2HTermReq
+//!   that the transport wants, nothing behind it is looked at, and the connection ends;
+//! - a bad command gets its status and the connection lives;
+//! - commands that were received are carried out and their devices awaited even when the host is
+//!   gone; only then does the queue leave its controller, so a controller that is gone has no
+//!   command in flight;
+//! - at most as many commands as the queue has entries, and at most
+//!   [`TargetConfig::connection_payload_bytes`](super::TargetConfig) of payload, are in hand: beyond it nothing is received;
+//! - a peer that sends or takes nothing in the midst of something is given up on.
+//!
+//! `receive` parses, `io` and `admin` carry out, `respond` answers.
+
+mod admin;
+mod receive;
+mod respond;
+mod transfer;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_nvme::Status;
+use flagstone_nvme::pdu::{Digests, Encoder, Fatal, Receiver, encode_term_req};
+use flagstone_runtime::net::Stream;
+use flagstone_runtime::task::AbortOnDrop;
+use flagstone_runtime::{spawn, sync, time};
+
+use super::{Connected, Controller, Namespace, NamespaceTable, Queue, Target};
+use crate::limits::{CONNECT_TIMEOUT, HEADER_BYTES_MAX, TERMINATE_TIMEOUT, WATCHDOG_PERIOD};
+use crate::stream::rx::{Rx, RxError};
+use crate::stream::tx::Tx;
+use transfer::Transfers;
+
+/// What the tasks of a connection share. They all live on one core.
+pub(crate) struct Connection {
+    pub(crate) target: Arc<Target>,
+    stream: Stream,
+    tx: Tx,
+    encoder: Cell<Encoder>,
+    session: RefCell<Option<Session>>,
+    transfers: RefCell<Transfers>,
+    /// Commands received and not yet answered.
+    outstanding: Cell<u32>,
+    /// Payload bytes of those.
+    payload_bytes: Cell<usize>,
+    /// Rung when the two above fall, and when a send has ended.
+    room: Rc<sync::Notify>,
+    /// PDUs received: what the watchdog looks at.
+    received: Cell<u64>,
+    /// The peer owes us the rest of something.
+    mid_pdu: Cell<bool>,
+}
+
+/// What Connect made of the connection. Dropping it gives the queue back to its controller.
+pub(crate) struct Session {
+    connected: Connected,
+    sq_head: u16,
+    table: Arc<NamespaceTable>,
+    /// Tasks of an admin queue: they end with it.
+    _tasks: Vec<AbortOnDrop<()>>,
+}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum End {
+    #[error("{0}")]
+    Stream(#[from] RxError),
+    /// The peer broke the protocol; it is told with `offending`, the header that did.
+    #[error("protocol violation: {fatal}")]
+    Violation { fatal: Fatal, offending: Vec<u8> },
+    /// The peer said that we broke the protocol, or sent a TermReq that is malformed itself.
+    #[error("the host terminated the connection: {0}")]
+    Terminated(String),
+}
+
+/// Serves one accepted connection on this core until it ends.
+pub async fn serve(target: Arc<Target>, stream: Stream) {
+    let peer = stream.peer();
+    let connection = Rc::new(Connection::new(target, stream.clone()));
+    let sender = {
+        let connection = connection.clone();
+        spawn(async move { connection.tx.run().await })
+    };
+    let watchdog = {
+        let connection = connection.clone();
+        spawn(async move { connection.watch().await }).abort_on_drop()
+    };
+    let mut rx = Rx::new(stream.clone());
+    let end = connection.receive(&mut rx).await;
+    match &end {
+        End::Stream(_) => tracing::debug!(%peer, "connection ended: {end}"),
+        _ => tracing::warn!(%peer, "connection ended: {end}"),
+    }
+    connection.finish(&mut rx, end).await;
+    drop(watchdog);
+    if sender.await.is_ok_and(|sent| sent.is_err()) {
+        tracing::debug!(%peer, "the host went away before its last responses");
+    }
+    stream.shutdown();
+    connection.detach();
+}
+
+impl Connection {
+    fn new(target: Arc<Target>, stream: Stream) -> Connection {
+        let room = Rc::new(sync::Notify::new());
+        Connection {
+            tx: Tx::new(stream.clone(), room.clone()),
+            stream,
+            target,
+            encoder: Cell::new(Encoder::new(Digests::default(), 0)),
+            session: RefCell::new(None),
+            transfers: RefCell::default(),
+            outstanding: Cell::new(0),
+            payload_bytes: Cell::new(0),
+            room,
+            received: Cell::new(0),
+            mid_pdu: Cell::new(false),
+        }
+    }
+
+    /// Takes on the queue that Connect gave.
+    fn adopt(self: &Rc<Self>, connected: Connected) {
+        let table = connected.controller.snapshot();
+        let mut tasks = Vec::new();
+        if connected.queue.qid == 0 {
+            let (connection, controller) = (Rc::downgrade(self), connected.controller.clone());
+            let events = spawn(async move {
+                loop {
+                    let completion = controller.wait_event().await;
+                    let Some(connection) = connection.upgrade() else { return };
+                    connection.respond(completion);
+                }
+            });
+            let controller = connected.controller.clone();
+            let keep_alive = spawn(async move { controller.watch_keep_alive().await });
+            tasks.extend([events.abort_on_drop(), keep_alive.abort_on_drop()]);
+        }
+        let session = Session { connected, sq_head: 0, table, _tasks: tasks };
+        *self.session.borrow_mut() = Some(session);
+    }
+
+    /// Ends in order: commands in hand are awaited, their responses sent if the peer takes them.
+    async fn finish(&self, rx: &mut Rx, end: End) {
+        self.transfers.borrow_mut().clear(|payload| self.release(payload));
+        if let End::Violation { fatal, offending } = &end {
+            self.tx.header(HEADER_BYTES_MAX, |out| {
+                encode_term_req(out, Receiver::Controller, *fatal, offending)
+            });
+        }
+        self.room.wait_for(|| (self.outstanding.get() == 0).then_some(())).await;
+        self.tx.finish();
+        if matches!(end, End::Violation { .. }) {
+            // The peer reads the reason and closes; what it still sends is thrown away.
+            let drained = async {
+                self.tx.drained().await;
+                while rx.more().await.is_ok() {
+                    rx.skip(rx.available());
+                }
+            };
+            let _ = time::timeout(TERMINATE_TIMEOUT, drained).await;
+            self.tx.close();
+            self.stream.shutdown();
+        }
+    }
+
+    /// Leaves the controller. An admin queue takes its controller with it.
+    fn detach(&self) {
+        let session = self.session.borrow_mut().take();
+        drop(session);
+    }
+
+    /// Closes the connection of a peer that makes no progress where it owes some.
+    async fn watch(&self) {
+        let patience = self.target.config().slow_peer_timeout;
+        let mut stuck = Duration::ZERO;
+        let mut before = (0, 0);
+        let mut age = Duration::ZERO;
+        loop {
+            time::sleep(WATCHDOG_PERIOD).await;
+            age += WATCHDOG_PERIOD;
+            let connected = self.session.borrow().is_some();
+            let owes =
+                self.tx.is_busy() || self.mid_pdu.get() || !self.transfers.borrow().is_empty();
+            let now = (self.tx.sent_bytes(), self.received.get());
+            stuck = if owes && now == before { stuck + WATCHDOG_PERIOD } else { Duration::ZERO };
+            before = now;
+            if stuck >= patience || (!connected && age >= CONNECT_TIMEOUT) {
+                let peer = self.stream.peer();
+                tracing::warn!(%peer, "closing: the host makes no progress");
+                self.tx.close();
+                self.stream.shutdown();
+                return;
+            }
+        }
+    }
+
+    /// Notes that a command with `payload` bytes is in hand.
+    #[inline]
+    pub(crate) fn begin(&self, payload: usize) {
+        self.outstanding.set(self.outstanding.get() + 1);
+        self.payload_bytes.set(self.payload_bytes.get() + payload);
+    }
+
+    /// Notes that a command with `payload` bytes is answered, or was given up.
+    #[inline]
+    pub(crate) fn release(&self, payload: usize) {
+        self.outstanding.set(self.outstanding.get() - 1);
+        self.payload_bytes.set(self.payload_bytes.get() - payload);
+        self.room.notify();
+    }
+
+    /// A namespace of this queue's controller, or the status that refuses it.
+    #[inline]
+    pub(crate) fn namespace(&self, nsid: u32) -> Result<Arc<Namespace>, Status> {
+        let mut session = self.session.borrow_mut();
+        let session = session.as_mut().ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())?;
+        let controller = &session.connected.controller;
+        if session.table.generation() != controller.generation() {
+            session.table = controller.snapshot();
+        }
+        match session.table.get(nsid) {
+            Some(namespace) => match session.table.ana().io_status() {
+                Status::SUCCESS => Ok(namespace.clone()),
+                status => Err(status),
+            },
+            None => Err(Status::INVALID_NAMESPACE.dnr()),
+        }
+    }
+
+    /// Every namespace of this queue's controller, for commands that name all.
+    pub(crate) fn namespaces(&self) -> Vec<Arc<Namespace>> {
+        let session = self.session.borrow();
+        let Some(session) = session.as_ref() else { return Vec::new() };
+        session.connected.controller.snapshot().iter().cloned().collect()
+    }
+
+    /// This queue's controller.
+    #[inline]
+    pub(crate) fn with_controller<T>(
+        &self,
+        look: impl FnOnce(&Arc<Controller>, &Queue) -> T,
+    ) -> Option<T> {
+        let session = self.session.borrow();
+        session.as_ref().map(|one| look(&one.connected.controller, &one.connected.queue))
+    }
+}

@@ -1,0 +1,460 @@
+//! From bytes to commands.
+//!
+//! The parser works on what has arrived, synchronously, command after command; it waits only for
+//! more bytes, for room, or for memory. While it waits, nothing more is received: that is how a
+//! full queue pushes back.
+
+use std::rc::Rc;
+
+use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectData};
+use flagstone_nvme::digest::crc32c;
+use flagstone_nvme::limits::{ADMIN_IN_CAPSULE_BYTES, HEADER_MAX_BYTES, INITIALIZE_BYTES};
+use flagstone_nvme::pdu::{
+    CapsuleCmd, CommonHeader, DataHeader, Digests, Encoder, Fatal, Frame, InitializeRequest,
+    InitializeResponse, PduKind, Receiver, Rules, TermReqHeader, Violation,
+};
+use flagstone_nvme::sgl::{DataPointer, SglError};
+use flagstone_nvme::wire::Wire;
+use flagstone_nvme::{Cqe, FabricsType, Sqe, Status};
+use flagstone_runtime::{Buf, buf};
+
+use super::{Connection, End};
+use crate::limits::{
+    COMMON_HEADER_BYTES, CONTROLLER_DATA_ALIGNMENT, DIRECT_BYTES, HEADER_BYTES_MAX,
+};
+use crate::stream::rx::{Rx, Shape};
+use crate::target::{admin_data_bytes, connect};
+
+/// A violation, and the header that the peer is shown.
+fn violation(violation: impl Into<Violation>, offending: &[u8]) -> End {
+    match violation.into() {
+        Violation::Terminate(fatal) => End::Violation { fatal, offending: offending.to_vec() },
+        Violation::Close => End::Terminated("its TermReq is malformed".to_owned()),
+    }
+}
+
+/// How a queue's payloads come: what is expected next and what memory they want.
+#[derive(Default)]
+struct Habit {
+    last: Option<Shape>,
+    repeats: u32,
+}
+
+/// Payloads of one shape in a row before the next are expected to be like them.
+const HABIT: u32 = 4;
+
+impl Habit {
+    fn saw(&mut self, shape: Option<Shape>) -> Option<Shape> {
+        self.repeats = if shape == self.last { self.repeats.saturating_add(1) } else { 0 };
+        self.last = shape;
+        if self.repeats >= HABIT { shape } else { None }
+    }
+}
+
+impl Connection {
+    /// Receives until the connection ends.
+    pub(super) async fn receive(self: &Rc<Self>, rx: &mut Rx) -> End {
+        let mut rules = match self.initialize(rx).await {
+            Ok(rules) => rules,
+            Err(end) => return end,
+        };
+        let mut habit = Habit::default();
+        loop {
+            match self.next_pdu(rx, &rules, &mut habit).await {
+                Ok(changed) => rules = changed.unwrap_or(rules),
+                Err(end) => return end,
+            }
+        }
+    }
+
+    /// ICReq and ICResp.
+    async fn initialize(&self, rx: &mut Rx) -> Result<Rules, End> {
+        let rules = Rules::initial(Receiver::Controller);
+        let (frame, mut scratch) = self.header(rx, &rules).await?;
+        let bytes = arrived(rx, frame.header_end(), &mut scratch);
+        if frame.kind != PduKind::IcReq {
+            return Err(terminated(bytes));
+        }
+        let request = *InitializeRequest::view(bytes).expect("a whole ICReq has arrived");
+        request.check().map_err(|fatal| violation(fatal, bytes))?;
+        rx.skip(INITIALIZE_BYTES);
+        let config = self.target.config();
+        let allowed =
+            Digests { header: config.allow_header_digest, data: config.allow_data_digest };
+        let digests = request.digests().and(allowed);
+        let response =
+            InitializeResponse::new(digests, CONTROLLER_DATA_ALIGNMENT, config.max_h2c_data_bytes);
+        self.tx.header(HEADER_BYTES_MAX, |out| response.encode(out));
+        self.encoder.set(Encoder::new(digests, request.host_alignment));
+        Ok(Rules::of_controller(
+            digests,
+            CONTROLLER_DATA_ALIGNMENT,
+            ADMIN_IN_CAPSULE_BYTES,
+            config.max_h2c_data_bytes,
+        ))
+    }
+
+    /// Waits for the header of the next PDU and checks it and its digest.
+    #[inline]
+    async fn header(
+        &self,
+        rx: &mut Rx,
+        rules: &Rules,
+    ) -> Result<(Frame, [u8; HEADER_MAX_BYTES + 4]), End> {
+        let mut scratch = [0; HEADER_MAX_BYTES + 4];
+        self.arrive(rx, COMMON_HEADER_BYTES).await?;
+        let bytes = arrived(rx, COMMON_HEADER_BYTES, &mut scratch);
+        let common = CommonHeader::view(bytes).expect("8 bytes have arrived");
+        let frame = match rules.check(common) {
+            Ok(frame) => frame,
+            Err(error) => {
+                // Show as much of the header as has arrived, at most what it says to have.
+                let shown = usize::from(common.header_bytes).clamp(COMMON_HEADER_BYTES, 128);
+                let shown = shown.min(rx.available());
+                return Err(violation(error, arrived(rx, shown, &mut scratch)));
+            }
+        };
+        self.arrive(rx, frame.header_end()).await?;
+        let bytes = arrived(rx, frame.header_end(), &mut scratch);
+        frame.check_header_digest(bytes).map_err(|fatal| violation(fatal, bytes))?;
+        Ok((frame, scratch))
+    }
+
+    /// Waits until `len` bytes can be peeked at.
+    #[inline]
+    async fn arrive(&self, rx: &mut Rx, len: usize) -> Result<(), End> {
+        while rx.available() < len {
+            self.mid_pdu.set(rx.available() > 0);
+            rx.more().await?;
+        }
+        self.mid_pdu.set(false);
+        Ok(())
+    }
+
+    /// One PDU. `Some` when Connect has changed the rules.
+    async fn next_pdu(
+        self: &Rc<Self>,
+        rx: &mut Rx,
+        rules: &Rules,
+        habit: &mut Habit,
+    ) -> Result<Option<Rules>, End> {
+        let (frame, mut scratch) = self.header(rx, rules).await?;
+        self.received.set(self.received.get().wrapping_add(1));
+        match frame.kind {
+            PduKind::CapsuleCmd => {
+                let bytes = arrived(rx, frame.header_end(), &mut scratch);
+                let command = CapsuleCmd::view(bytes).expect("a whole header has arrived").command;
+                self.wait_for_room().await;
+                self.capsule(rx, rules, &frame, command, habit).await
+            }
+            PduKind::Data => {
+                habit.last = None;
+                self.data(rx, &frame).await.map(|()| None)
+            }
+            _ => {
+                self.arrive(rx, frame.pdu_bytes() as usize).await?;
+                Err(terminated(arrived(rx, frame.header_end(), &mut scratch)))
+            }
+        }
+    }
+
+    /// Waits while the queue is full or the connection's budget of payload is spent.
+    #[inline]
+    async fn wait_for_room(&self) {
+        let entries = self.with_controller(|_, queue| queue.entries).unwrap_or(1);
+        let budget = self.target.config().connection_payload_bytes;
+        let has_room = || {
+            let room = self.outstanding.get() < u32::from(entries)
+                && self.payload_bytes.get() < budget
+                && self.tx.queued_bytes() < budget;
+            room.then_some(())
+        };
+        if has_room().is_none() {
+            self.room.wait_for(has_room).await;
+        }
+    }
+
+    /// A command capsule, with or without data.
+    #[inline]
+    async fn capsule(
+        self: &Rc<Self>,
+        rx: &mut Rx,
+        rules: &Rules,
+        frame: &Frame,
+        command: Sqe,
+        habit: &mut Habit,
+    ) -> Result<Option<Rules>, End> {
+        let pointer = DataPointer::parse(&command.data, frame.data_bytes);
+        if let Err(error @ (SglError::Type(_) | SglError::Offset)) = pointer {
+            let mut scratch = [0; HEADER_MAX_BYTES + 4];
+            return Err(violation(error.fatal(), arrived(rx, frame.header_end(), &mut scratch)));
+        }
+        rx.skip(frame.data_offset.into());
+        if frame.data_bytes == 0 {
+            if let Ok(DataPointer::Transport { data_bytes }) = pointer {
+                return self.without_data(command, data_bytes).await.map(|()| None);
+            }
+        }
+        let align = self.memory_align(&command);
+        let data = self.payload(rx, frame, align).await?;
+        let shape = Shape { header: frame.data_offset.into(), payload: data.bytes.len() };
+        let wants_place = align > 8 && frame.data_digest_bytes == 0;
+        rx.expect(habit.saw(wants_place.then_some(shape)));
+        let status = match pointer {
+            Err(error) => error.status().dnr(),
+            Ok(_) if !data.intact => Status::TRANSIENT_TRANSPORT_ERROR,
+            Ok(_) => return self.execute(rules, command, Some(data.bytes)).await,
+        };
+        self.advance_queue();
+        self.respond(Cqe::new(command.cid.get(), status));
+        Ok(None)
+    }
+
+    /// A command whose capsule carries no data: `data_bytes` are to be moved in data PDUs, either
+    /// way.
+    async fn without_data(self: &Rc<Self>, command: Sqe, data_bytes: u32) -> Result<(), End> {
+        match self.data_from_host(&command, data_bytes) {
+            Ok(0) => self.execute_without_data(command)?,
+            Ok(wanted) => {
+                let data = buf::alloc(wanted as usize).await;
+                self.advance_queue();
+                self.begin(wanted as usize);
+                let transfer = self.transfers.borrow_mut().insert(command, data);
+                let (tag, cid) = (transfer.expect("as many as a queue has entries"), command.cid);
+                self.request_data(cid.get(), tag, wanted);
+            }
+            Err(status) => {
+                self.advance_queue();
+                self.respond(Cqe::new(command.cid.get(), status));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many bytes the host is to be asked for with an R2T; 0 for none. Bounded by MDTS.
+    fn data_from_host(&self, command: &Sqe, data_bytes: u32) -> Result<u32, Status> {
+        use flagstone_nvme::opcode::DataDirection::{self, HostToController};
+        let direction = match command.fabrics_type() {
+            Some(kind) => DataDirection::of(kind.0),
+            None => DataDirection::of(command.opcode),
+        };
+        if direction != HostToController || data_bytes == 0 {
+            return Ok(0);
+        }
+        let Some(qid) = self.with_controller(|_, queue| queue.qid) else {
+            return Err(Status::SGL_TYPE_INVALID.dnr());
+        };
+        if command.fabrics_type().is_some() {
+            // Connect's data is always in the capsule (NVMe/TCP 3.3.2.1.2).
+            return Err(Status::SGL_TYPE_INVALID.dnr());
+        }
+        if qid == 0 {
+            return Ok(admin_data_bytes(command).min(data_bytes));
+        }
+        let max = self.target.config().mdts_bytes;
+        if data_bytes > max { Err(Status::INVALID_FIELD.dnr()) } else { Ok(data_bytes) }
+    }
+
+    /// What memory the data of a write should lie in.
+    #[inline]
+    fn memory_align(&self, command: &Sqe) -> usize {
+        if self.with_controller(|_, queue| queue.qid).unwrap_or(0) == 0 {
+            return 1;
+        }
+        self.namespace(command.nsid.get())
+            .map_or(1, |namespace| namespace.geometry.memory_align_bytes as usize)
+    }
+
+    /// Takes a PDU's data, and its digest if it has one.
+    #[inline]
+    async fn payload(&self, rx: &mut Rx, frame: &Frame, align: usize) -> Result<Payload, End> {
+        let len = frame.data_bytes as usize;
+        let digest_bytes = usize::from(frame.data_digest_bytes);
+        if rx.available() < len + digest_bytes && len < DIRECT_BYTES {
+            self.arrive(rx, len + digest_bytes).await?;
+        }
+        let bytes = match rx.take(len, align) {
+            Some(bytes) => bytes,
+            None => {
+                self.mid_pdu.set(true);
+                let (result, place) = rx.fill(buf::alloc(len).await).await;
+                result?;
+                self.mid_pdu.set(false);
+                place.freeze()
+            }
+        };
+        let intact = digest_bytes == 0 || self.digest(rx, crc32c(&bytes)).await?;
+        Ok(Payload { bytes, intact })
+    }
+
+    /// Reads a data digest and compares it.
+    async fn digest(&self, rx: &mut Rx, computed: u32) -> Result<bool, End> {
+        self.arrive(rx, 4).await?;
+        let mut scratch = [0; 4];
+        let received = rx.peek(4, &mut scratch).map(|bytes| bytes == computed.to_le_bytes());
+        rx.skip(4);
+        Ok(received == Some(true))
+    }
+
+    /// A piece of data that an R2T asked for.
+    async fn data(self: &Rc<Self>, rx: &mut Rx, frame: &Frame) -> Result<(), End> {
+        let mut scratch = [0; HEADER_MAX_BYTES + 4];
+        let bytes = arrived(rx, frame.header_end(), &mut scratch);
+        let header = *DataHeader::view(bytes).expect("a whole header has arrived");
+        let tag = header.transfer_tag.get();
+        let accepted = header.check(frame).and_then(|()| {
+            let mut transfers = self.transfers.borrow_mut();
+            let (pending, piece) = transfers.accept(&header)?;
+            Ok((pending.data.take(), piece))
+        });
+        let (data, piece) = accepted.map_err(|fatal| violation(fatal, bytes))?;
+        let mut data = data.expect("pieces are received one after the other");
+        rx.skip(frame.data_offset.into());
+        let mut place = data.split_off(piece.offset as usize);
+        let rest = place.split_off(piece.data_bytes as usize);
+        self.mid_pdu.set(true);
+        let (result, mut place) = rx.fill(place).await;
+        result?;
+        self.mid_pdu.set(false);
+        let intact = frame.data_digest_bytes == 0 || self.digest(rx, crc32c(&place)).await?;
+        if place.unsplit(rest).is_err() || data.unsplit(place).is_err() {
+            unreachable!("the pieces were cut from one buffer");
+        }
+        self.received.set(self.received.get().wrapping_add(1));
+        self.piece_done(tag, data, piece.last, intact).await
+    }
+
+    /// Puts a command's data back, or carries the command out when all of it is there.
+    async fn piece_done(
+        self: &Rc<Self>,
+        tag: u16,
+        data: flagstone_runtime::BufMut,
+        last: bool,
+        intact: bool,
+    ) -> Result<(), End> {
+        let done = {
+            let mut transfers = self.transfers.borrow_mut();
+            let pending = transfers.get(tag).expect("accepted just now");
+            pending.digest_error |= !intact;
+            if !last {
+                pending.data = Some(data);
+                return Ok(());
+            }
+            transfers.remove(tag).expect("accepted just now")
+        };
+        let (cid, payload) = (done.command.cid.get(), data.len());
+        if done.digest_error {
+            self.complete(cid, Status::TRANSIENT_TRANSPORT_ERROR, payload);
+            return Ok(());
+        }
+        self.run(done.command, Some(data.freeze()), payload);
+        Ok(())
+    }
+
+    fn execute_without_data(self: &Rc<Self>, command: Sqe) -> Result<(), End> {
+        if self.session.borrow().is_none() {
+            return self.first_command(command, None).map(drop);
+        }
+        self.advance_queue();
+        let payload = self.read_bytes(&command);
+        self.begin(payload);
+        self.run(command, None, payload);
+        Ok(())
+    }
+
+    /// Carries a command out whose data, if any, is here. `Some` when Connect changes the rules.
+    async fn execute(
+        self: &Rc<Self>,
+        rules: &Rules,
+        command: Sqe,
+        data: Option<Buf>,
+    ) -> Result<Option<Rules>, End> {
+        if self.session.borrow().is_none() {
+            let in_capsule = self.first_command(command, data)?;
+            return Ok(in_capsule.map(|bytes| rules.with_max_in_capsule_bytes(bytes)));
+        }
+        self.advance_queue();
+        let payload = data.as_ref().map_or(0, |data| data.len());
+        self.begin(payload);
+        self.run(command, data, payload);
+        Ok(None)
+    }
+
+    /// Starts a command that counts as in hand.
+    #[inline]
+    fn run(self: &Rc<Self>, command: Sqe, data: Option<Buf>, payload: usize) {
+        let qid = self.with_controller(|_, queue| queue.qid).unwrap_or(0);
+        if qid == 0 || command.fabrics_type().is_some() {
+            self.run_admin(command, data, payload);
+        } else {
+            self.run_io(command, data, payload);
+        }
+    }
+
+    /// Counts a submission queue entry as taken.
+    #[inline]
+    fn advance_queue(&self) {
+        if let Some(session) = self.session.borrow_mut().as_mut() {
+            let entries = session.connected.queue.entries;
+            session.sq_head = if session.sq_head + 1 >= entries { 0 } else { session.sq_head + 1 };
+            session.connected.controller.saw_traffic();
+        }
+    }
+
+    /// The first command of a connection must be Connect. Gives the size of in-capsule data that
+    /// the queue takes, once it has one.
+    fn first_command(self: &Rc<Self>, command: Sqe, data: Option<Buf>) -> Result<Option<u32>, End> {
+        let cid = command.cid.get();
+        let refuse = |completion: Cqe| {
+            self.respond(completion);
+            Ok(None)
+        };
+        if command.fabrics_type() != Some(FabricsType::CONNECT) {
+            return refuse(Cqe::new(cid, Status::COMMAND_SEQUENCE_ERROR.dnr()));
+        }
+        let Some(data) = data.as_deref().and_then(ConnectData::view) else {
+            return refuse(Cqe::new(cid, Status::DATA_SGL_LENGTH_INVALID.dnr()));
+        };
+        let connect_command = ConnectCommand::of(&command);
+        let hangup = Box::new(self.stream.clone());
+        match connect(&self.target, connect_command, data, self.stream.local(), hangup) {
+            Ok(connected) => {
+                let (qid, result) = (connected.queue.qid, connected.result);
+                self.adopt(connected);
+                self.advance_queue();
+                self.respond(Cqe::with_result(cid, Status::SUCCESS, u64::from(result)));
+                let io_bytes = self.target.config().in_capsule_bytes;
+                Ok(Some(if qid == 0 { ADMIN_IN_CAPSULE_BYTES } else { io_bytes }))
+            }
+            Err(refusal) => refuse(Cqe::with_result(cid, refusal.status, refusal.result.into())),
+        }
+    }
+
+    /// Bytes that a command will read into a buffer: what counts against the budget.
+    #[inline]
+    fn read_bytes(&self, command: &Sqe) -> usize {
+        let max = self.target.config().mdts_bytes;
+        command.data.data_bytes.get().min(max) as usize
+    }
+}
+
+/// Data that came with a PDU.
+struct Payload {
+    bytes: Buf,
+    /// It matches its digest, or has none.
+    intact: bool,
+}
+
+/// The first `len` bytes, of which the caller knows that they have arrived.
+#[inline]
+fn arrived<'a>(rx: &'a Rx, len: usize, scratch: &'a mut [u8]) -> &'a [u8] {
+    rx.peek(len, scratch).expect("as many bytes have arrived")
+}
+
+/// The end that a TermReq of the host makes.
+fn terminated(bytes: &[u8]) -> End {
+    match TermReqHeader::view(bytes) {
+        Some(header) => End::Terminated(header.fatal().to_string()),
+        None => End::Violation { fatal: Fatal::SEQUENCE, offending: bytes.to_vec() },
+    }
+}

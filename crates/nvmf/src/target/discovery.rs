@@ -1,0 +1,89 @@
+//! The discovery log: where each subsystem that a host may connect to is reached
+//! (Base 5.1.12.3.1).
+
+use std::net::{IpAddr, SocketAddr};
+
+use flagstone_nvme::Nqn;
+use flagstone_nvme::command::Sqe;
+use flagstone_nvme::command::admin::GetLogPage;
+use flagstone_nvme::log::discovery::{SubsystemType, entry_flags};
+use flagstone_nvme::log::{DiscoveryEntry, DiscoveryHeader};
+use flagstone_nvme::status::Status;
+use flagstone_nvme::wire::{U16, U32, U64, Wire};
+
+use super::admin::Done;
+use super::controller::Controller;
+use super::{Listener, Target};
+
+/// What one host sees, at one moment.
+struct View {
+    generation: u64,
+    ports: Vec<Listener>,
+    /// The discovery subsystem first.
+    subsystems: Vec<Nqn>,
+}
+
+impl Controller {
+    pub(super) fn discovery_log(&self, command: &Sqe, get: &GetLogPage) -> Result<Done, Status> {
+        let view = self.target.discovery_view(&self.host.nqn, self.local);
+        let entries = (view.ports.len() * view.subsystems.len()) as u64;
+        let entry_bytes = DiscoveryEntry::BYTES as u64;
+        let page_bytes = DiscoveryHeader::BYTES as u64 + entries * entry_bytes;
+        let mut window = self.window(command, get, page_bytes)?;
+        let header = DiscoveryHeader {
+            generation: U64::new(view.generation),
+            entries: U64::new(entries),
+            total_bytes: U32::new(u32::try_from(page_bytes).unwrap_or(u32::MAX)),
+            ..DiscoveryHeader::default()
+        };
+        window.push(header.bytes());
+        let ports = view.ports.as_slice();
+        let all = view.subsystems.iter().flat_map(|nqn| ports.iter().map(move |port| (nqn, port)));
+        for (nqn, port) in all {
+            if window.wants(entry_bytes) {
+                window.push(self.target.discovery_entry(nqn, port).bytes());
+            } else {
+                window.skip(entry_bytes);
+            }
+        }
+        Ok(window.done())
+    }
+}
+
+impl Target {
+    fn discovery_view(&self, host: &Nqn, local: Option<SocketAddr>) -> View {
+        // Read before what it counts: a change in between is seen as a change by the host.
+        let generation = self.discovery_changes.load(std::sync::atomic::Ordering::Acquire);
+        let ports = self.listeners().into_iter().filter_map(|port| reached(port, local)).collect();
+        let visible = self.subsystems().into_iter().filter(|subsystem| subsystem.allows(host));
+        let subsystems = std::iter::once(Nqn::discovery()).chain(visible.map(|s| s.nqn)).collect();
+        View { generation, ports, subsystems }
+    }
+
+    fn discovery_entry(&self, nqn: &Nqn, port: &Listener) -> DiscoveryEntry {
+        let (kind, flags) = if nqn.is_discovery() {
+            (SubsystemType::CURRENT_DISCOVERY, entry_flags::PERSISTENT)
+        } else {
+            (SubsystemType::NVM, 0)
+        };
+        let mut entry = DiscoveryEntry::tcp(kind, nqn, port.address, port.port_id);
+        entry.flags = U16::new(flags);
+        entry.admin_queue_entries = U16::new(self.config.max_queue_entries);
+        entry
+    }
+}
+
+/// The listener as a host reaches it that connected to `local`: an unspecified address listens on
+/// all of its family, and on IPv4 too when it is IPv6, so on the one that the host used. `None`
+/// when that is of the other family, and so unknown.
+fn reached(listener: Listener, local: Option<SocketAddr>) -> Option<Listener> {
+    let any = listener.address.ip();
+    if !any.is_unspecified() {
+        return Some(listener);
+    }
+    let ip = local?.ip().to_canonical();
+    match (any, ip) {
+        (IpAddr::V4(_), IpAddr::V6(_)) => None,
+        _ => Some(Listener { address: SocketAddr::new(ip, listener.address.port()), ..listener }),
+    }
+}

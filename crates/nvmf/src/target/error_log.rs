@@ -1,0 +1,79 @@
+//! The error log of one controller: its last failed commands, newest first (Base 5.1.12.1.2).
+
+use std::collections::VecDeque;
+
+use flagstone_nvme::command::Sqe;
+use flagstone_nvme::log::ErrorEntry;
+use flagstone_nvme::log::discovery::Transport;
+use flagstone_nvme::status::Status;
+use flagstone_nvme::wire::{U16, U32, U64};
+
+use crate::limits::ERROR_LOG_ENTRIES;
+
+/// Where in a command an error is: nowhere in particular.
+pub(crate) const NO_LOCATION: u16 = ErrorEntry::NONE;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct ErrorLog {
+    entries: VecDeque<ErrorEntry>,
+    count: u64,
+}
+
+impl ErrorLog {
+    /// Notes that `command` of queue `qid` failed with `status`; `location` is the byte of the
+    /// command that is wrong, or [`NO_LOCATION`]; `block` the block that failed, or 0.
+    pub(super) fn add(
+        &mut self,
+        qid: u16,
+        command: &Sqe,
+        status: Status,
+        location: u16,
+        block: u64,
+    ) {
+        self.count = self.count.saturating_add(1);
+        self.entries.truncate(ERROR_LOG_ENTRIES - 1);
+        self.entries.push_front(ErrorEntry {
+            error_count: U64::new(self.count),
+            sqid: U16::new(qid),
+            cid: command.cid,
+            status_phase: U16::new(status.to_cqe()),
+            parameter_location: U16::new(location),
+            block: U64::new(block),
+            nsid: U32::new(if command.fabrics_type().is_some() { 0 } else { command.nsid.get() }),
+            transport: Transport::TCP.0,
+            opcode: command.opcode,
+            version: 1,
+            ..ErrorEntry::default()
+        });
+    }
+
+    /// The entries, newest first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &ErrorEntry> {
+        self.entries.iter()
+    }
+
+    /// How many errors there were.
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_are_kept() {
+        let mut log = ErrorLog::default();
+        let command = Sqe::keep_alive(7);
+        for _ in 0..ERROR_LOG_ENTRIES + 3 {
+            log.add(0, &command, Status::INVALID_FIELD.dnr(), NO_LOCATION, 0);
+        }
+        let counts: Vec<u64> = log.iter().map(|entry| entry.error_count.get()).collect();
+        assert_eq!(counts.len(), ERROR_LOG_ENTRIES);
+        assert_eq!((counts[0], counts[1]), (67, 66));
+        assert_eq!(log.iter().next().unwrap().status(), Status::INVALID_FIELD.dnr());
+        assert_eq!(log.count(), 67);
+    }
+}

@@ -1,0 +1,130 @@
+//! Fabrics commands on a queue that is connected: properties, Disconnect, and what is refused
+//! (Base 6).
+
+use std::sync::Arc;
+
+use flagstone_nvme::command::Sqe;
+use flagstone_nvme::command::fabrics::PropertyCommand;
+use flagstone_nvme::opcode::FabricsType;
+use flagstone_nvme::property::{Configuration, Property, Version, shutdown};
+use flagstone_nvme::status::Status;
+
+use super::controller::Controller;
+use super::error_log::NO_LOCATION;
+use super::lock;
+use super::namespace::Namespace;
+use super::queue::Queue;
+use crate::limits::READY_TIMEOUT_500MS;
+
+/// What a fabrics command is answered with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FabricsReply {
+    /// Dwords 0 and 1 of the completion.
+    pub(crate) result: u64,
+    /// Its status.
+    pub(crate) status: Status,
+    /// Close the connection when the completion is sent.
+    pub(crate) disconnect: bool,
+}
+
+impl FabricsReply {
+    fn new(outcome: Result<u64, Status>) -> FabricsReply {
+        let (result, status) = match outcome {
+            Ok(result) => (result, Status::SUCCESS),
+            Err(status) => (0, status),
+        };
+        FabricsReply { result, status, disconnect: false }
+    }
+}
+
+impl Controller {
+    /// Answers a fabrics command (opcode 7Fh) on `queue`, which is connected; Connect is therefore
+    /// a sequence error. A shutdown flushes volatile caches in a task of this core.
+    pub(crate) fn fabrics(self: &Arc<Self>, queue: &Queue, command: &Sqe) -> FabricsReply {
+        self.saw_traffic();
+        let mut reply = FabricsReply::new(self.fabrics_outcome(queue, command));
+        if !reply.status.is_success() {
+            self.record_error(queue.qid, command, reply.status, NO_LOCATION, 0);
+            reply.status = reply.status.more();
+        }
+        reply.disconnect =
+            reply.status.is_success() && command.fabrics_type() == Some(FabricsType::DISCONNECT);
+        reply
+    }
+
+    fn fabrics_outcome(self: &Arc<Self>, queue: &Queue, command: &Sqe) -> Result<u64, Status> {
+        let admin = queue.qid == 0;
+        command.check_flags().map_err(Status::dnr)?;
+        match command.fabrics_type() {
+            Some(FabricsType::PROPERTY_GET) if admin => {
+                self.property_get(PropertyCommand::of(command)).map_err(Status::dnr)
+            }
+            Some(FabricsType::PROPERTY_SET) if admin => {
+                self.property_set(PropertyCommand::of(command)).map_err(Status::dnr)
+            }
+            Some(FabricsType::CONNECT) => Err(Status::COMMAND_SEQUENCE_ERROR.dnr()),
+            Some(FabricsType::DISCONNECT) if admin => Err(Status::INVALID_QUEUE_TYPE.dnr()),
+            // RECFMT is 16 bits of dword 10.
+            Some(FabricsType::DISCONNECT) if command.cdw10.get() & 0xffff != 0 => {
+                Err(Status::CONNECT_INCOMPATIBLE_FORMAT.dnr())
+            }
+            Some(FabricsType::DISCONNECT) => Ok(0),
+            // Authentication too: no controller here asks for it.
+            _ => Err(Status::INVALID_OPCODE.dnr()),
+        }
+    }
+
+    fn property_get(&self, command: &PropertyCommand) -> Result<u64, Status> {
+        let property = command.property();
+        property.check_get(command.size())?;
+        match property {
+            Property::CAP => Ok(self.capabilities().0),
+            Property::VS => Ok(u64::from(Version::V2_0.0)),
+            Property::CC => Ok(u64::from(self.registers().configuration.0)),
+            Property::CSTS => Ok(u64::from(self.registers().status.0)),
+            // CRWMT: as long as CAP.TO.
+            Property::CRTO => Ok(u64::from(READY_TIMEOUT_500MS)),
+            _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    fn property_set(self: &Arc<Self>, command: &PropertyCommand) -> Result<u64, Status> {
+        let property = command.property();
+        property.check_set(command.size())?;
+        // CAP says that there is no NVM subsystem reset, so CC is all.
+        if property != Property::CC {
+            return Err(Status::INVALID_FIELD);
+        }
+        let configuration = Configuration(command.set_value() as u32);
+        if self.configure(configuration) {
+            self.shut_down(configuration.shutdown() == shutdown::NORMAL);
+        }
+        Ok(0)
+    }
+
+    /// Carries out a shutdown: a normal one flushes what could be lost.
+    fn shut_down(self: &Arc<Self>, flush: bool) {
+        let table = self.snapshot();
+        let volatile = |ns: &&Arc<Namespace>| ns.geometry.volatile_cache && !ns.read_only;
+        let caches: Vec<Arc<Namespace>> = table.iter().filter(volatile).cloned().collect();
+        if !flush || caches.is_empty() {
+            self.finish_shutdown();
+            return;
+        }
+        let controller = self.clone();
+        flagstone_runtime::spawn_detached(async move {
+            for namespace in caches {
+                if let Err(error) = namespace.device.flush().await {
+                    let nsid = namespace.nsid;
+                    tracing::warn!(nsid, "flush at shutdown failed: {error}");
+                }
+            }
+            controller.finish_shutdown();
+        });
+    }
+
+    /// How many failed commands were noted.
+    pub(super) fn error_count(&self) -> u64 {
+        lock(&self.errors).count()
+    }
+}

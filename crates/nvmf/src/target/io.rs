@@ -1,0 +1,354 @@
+//! Commands of an I/O queue.
+//!
+//! A device call that completes at once is answered at once, in the same turn; others go on in a
+//! task of their own, in pooled memory.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use flagstone_blockdev::{IoError, ZeroFlags};
+use flagstone_nvme::command::io::{BlockCommand, DatasetManagement, DsmRange};
+use flagstone_nvme::limits::NAMESPACE_ID_ALL;
+use flagstone_nvme::status::sct;
+use flagstone_nvme::wire::Wire;
+use flagstone_nvme::{Cqe, IoOpcode, Sqe, Status};
+use flagstone_runtime::{Buf, buf, spawn_detached};
+
+use super::connection::Connection;
+use super::{NO_LOCATION, Namespace};
+use crate::limits::SCAN_BYTES;
+
+/// The status that a device's failure becomes.
+pub(crate) fn status_of(error: IoError) -> Status {
+    match error {
+        IoError::OutOfRange => Status::LBA_OUT_OF_RANGE.dnr(),
+        IoError::Misaligned => Status::INVALID_FIELD.dnr(),
+        IoError::ReadOnly => Status::WRITE_PROTECTED.dnr(),
+        IoError::NoSpace => Status::CAPACITY_EXCEEDED,
+        IoError::Unsupported => Status::INVALID_OPCODE.dnr(),
+        IoError::ReadFault => Status::UNRECOVERED_READ_ERROR,
+        IoError::WriteFault => Status::WRITE_FAULT,
+        IoError::Poisoned => Status::INTERNAL_ERROR.dnr(),
+        IoError::Unreachable => Status::INTERNAL_PATH_ERROR,
+        IoError::NoMemory => Status::COMMAND_INTERRUPTED,
+    }
+}
+
+/// A range of bytes of a namespace.
+#[derive(Clone, Copy)]
+struct Span {
+    offset: u64,
+    len: usize,
+}
+
+impl Connection {
+    /// Carries an I/O command out; it counts as in hand, with `payload` bytes.
+    #[inline]
+    pub(super) fn run_io(self: &Rc<Self>, command: Sqe, data: Option<Buf>, payload: usize) {
+        let result = self.checked(&command).and_then(|namespace| match IoOpcode(command.opcode) {
+            IoOpcode::READ => self.read(namespace, &command, payload),
+            IoOpcode::WRITE => self.write(namespace, &command, data, payload),
+            _ => self.rare(namespace, command, data, payload),
+        });
+        if let Err(status) = result {
+            self.fail(&command, status, payload);
+        }
+    }
+
+    /// Completes a failed command, and notes it in the controller's error log.
+    #[cold]
+    pub(super) fn fail(&self, command: &Sqe, status: Status, payload: usize) {
+        let block = BlockCommand::parse(command).range.start();
+        self.with_controller(|controller, queue| {
+            controller.record_error(queue.qid, command, status, NO_LOCATION, block);
+            if status.sct() == sct::MEDIA && status.code() != Status::COMPARE_FAILURE {
+                queue.counters.media_error();
+            }
+        });
+        self.complete(command.cid.get(), status, payload);
+    }
+
+    /// Completes a command that has run.
+    #[inline]
+    fn done(&self, command: &Sqe, status: Status, payload: usize) {
+        if status.is_success() {
+            self.complete(command.cid.get(), status, payload);
+        } else {
+            self.fail(command, status, payload);
+        }
+    }
+
+    /// Checks what all I/O commands share; `None` for a flush of all namespaces.
+    #[inline]
+    fn checked(&self, command: &Sqe) -> Result<Option<Arc<Namespace>>, Status> {
+        command.check_flags().map_err(Status::dnr)?;
+        let ready =
+            self.with_controller(|controller, queue| controller.is_ready() && queue.is_open());
+        if ready != Some(true) {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
+        }
+        let nsid = command.nsid.get();
+        if nsid == NAMESPACE_ID_ALL && command.opcode == IoOpcode::FLUSH.0 {
+            return Ok(None);
+        }
+        self.namespace(nsid).map(Some)
+    }
+
+    #[inline]
+    fn read(
+        self: &Rc<Self>,
+        namespace: Option<Arc<Namespace>>,
+        command: &Sqe,
+        payload: usize,
+    ) -> Result<(), Status> {
+        let namespace = namespace.ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        let span = self.span(&namespace, &BlockCommand::parse(command))?;
+        check_length(command, span)?;
+        let command = *command;
+        self.with_controller(|_, queue| queue.counters.read(span.len as u64));
+        let Some(place) = buf::try_alloc(span.len) else {
+            let connection = self.clone();
+            spawn_detached(async move {
+                let place = buf::alloc(span.len).await;
+                let result = namespace.device.read(span.offset, place).await;
+                connection.read_done(&command, result, payload);
+            });
+            return Ok(());
+        };
+        match namespace.device.read(span.offset, place).try_now() {
+            Ok(result) => self.read_done(&command, result, payload),
+            Err(later) => {
+                let connection = self.clone();
+                spawn_detached(async move {
+                    connection.read_done(&command, later.await, payload);
+                });
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn read_done(
+        &self,
+        command: &Sqe,
+        result: Result<flagstone_runtime::BufMut, IoError>,
+        payload: usize,
+    ) {
+        match result {
+            Ok(data) => {
+                let completion = Cqe::new(command.cid.get(), Status::SUCCESS);
+                self.complete_with_data(completion, data.freeze());
+                self.release(payload);
+            }
+            Err(error) => self.fail(command, status_of(error), payload),
+        }
+    }
+
+    #[inline]
+    fn write(
+        self: &Rc<Self>,
+        namespace: Option<Arc<Namespace>>,
+        command: &Sqe,
+        data: Option<Buf>,
+        payload: usize,
+    ) -> Result<(), Status> {
+        let namespace = namespace.ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        check_writable(&namespace)?;
+        let fields = BlockCommand::parse(command);
+        let span = self.span(&namespace, &fields)?;
+        check_length(command, span)?;
+        let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
+        let through = self.with_controller(|controller, queue| {
+            queue.counters.write(span.len as u64);
+            controller.is_write_through()
+        });
+        let fua = fields.fua() || through == Some(true);
+        let command = *command;
+        match namespace.device.write(span.offset, data, fua).try_now() {
+            Ok(result) => self.done(&command, status(result), payload),
+            Err(later) => {
+                let connection = self.clone();
+                spawn_detached(async move {
+                    connection.done(&command, status(later.await), payload);
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Commands that are no reads and writes.
+    fn rare(
+        self: &Rc<Self>,
+        namespace: Option<Arc<Namespace>>,
+        command: Sqe,
+        data: Option<Buf>,
+        payload: usize,
+    ) -> Result<(), Status> {
+        let opcode = IoOpcode(command.opcode);
+        if opcode == IoOpcode::FLUSH {
+            let namespaces = namespace.map_or_else(|| self.namespaces(), |one| vec![one]);
+            self.later(command, payload, async move { flush(namespaces).await });
+            return Ok(());
+        }
+        let namespace = namespace.ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        if opcode == IoOpcode::DATASET_MANAGEMENT {
+            let fields = DatasetManagement::parse(&command);
+            let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
+            if data.len() < fields.data_bytes() as usize {
+                return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
+            }
+            let through = self.is_write_through();
+            self.later(command, payload, async move {
+                let status = deallocate(&namespace, fields, &data).await;
+                // With the volatile cache off, the deallocation is durable when it completes.
+                if status.is_success() && through { flush(vec![namespace]).await } else { status }
+            });
+            return Ok(());
+        }
+        let fields = BlockCommand::parse(&command);
+        let range = self.range(&namespace, &fields)?;
+        match opcode {
+            IoOpcode::WRITE_ZEROES => {
+                check_writable(&namespace)?;
+                let through = self.is_write_through();
+                let flags = ZeroFlags {
+                    fua: fields.fua() || through,
+                    may_deallocate: fields.deallocate(),
+                    fast_only: false,
+                };
+                let (offset, len) = range;
+                self.later(command, payload, async move {
+                    status(namespace.device.write_zeroes(offset, len, flags).await)
+                });
+            }
+            IoOpcode::COMPARE => {
+                let span = self.span(&namespace, &fields)?;
+                check_length(&command, span)?;
+                let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
+                self.later(command, payload, async move { compare(&namespace, span, &data).await });
+            }
+            IoOpcode::VERIFY => {
+                self.later(command, payload, async move { verify(&namespace, range).await });
+            }
+            _ => return Err(Status::INVALID_OPCODE.dnr()),
+        }
+        Ok(())
+    }
+
+    fn is_write_through(&self) -> bool {
+        self.with_controller(|controller, _| controller.is_write_through()) == Some(true)
+    }
+
+    /// Runs `work` in a task and completes the command with its status.
+    fn later(
+        self: &Rc<Self>,
+        command: Sqe,
+        payload: usize,
+        work: impl Future<Output = Status> + 'static,
+    ) {
+        let connection = self.clone();
+        spawn_detached(async move {
+            let status = work.await;
+            connection.done(&command, status, payload);
+        });
+    }
+
+    /// The bytes that a command names, not bounded by MDTS.
+    #[inline]
+    fn range(&self, namespace: &Namespace, fields: &BlockCommand) -> Result<(u64, u64), Status> {
+        if fields.wants_protection() || fields.namespace_zeroes() {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        fields.range.check_within(namespace.blocks)?;
+        let shift = namespace.block_shift;
+        Ok((fields.range.start() << shift, u64::from(fields.range.blocks()) << shift))
+    }
+
+    /// As [`Connection::range`] for a command that transfers data, bounded by MDTS.
+    #[inline]
+    fn span(&self, namespace: &Namespace, fields: &BlockCommand) -> Result<Span, Status> {
+        let (offset, len) = self.range(namespace, fields)?;
+        if len > u64::from(self.target.config().mdts_bytes) {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        Ok(Span { offset, len: len as usize })
+    }
+}
+
+/// The data pointer must describe just what the blocks are.
+#[inline]
+fn check_length(command: &Sqe, span: Span) -> Result<(), Status> {
+    if command.data.data_bytes.get() as usize == span.len {
+        Ok(())
+    } else {
+        Err(Status::DATA_SGL_LENGTH_INVALID.dnr())
+    }
+}
+
+/// A namespace may be read-only though its device is not.
+#[inline]
+fn check_writable(namespace: &Namespace) -> Result<(), Status> {
+    if namespace.read_only { Err(Status::WRITE_PROTECTED.dnr()) } else { Ok(()) }
+}
+
+fn status(result: Result<(), IoError>) -> Status {
+    match result {
+        Ok(()) => Status::SUCCESS,
+        Err(error) => status_of(error),
+    }
+}
+
+async fn flush(namespaces: Vec<Arc<Namespace>>) -> Status {
+    for namespace in namespaces {
+        if let Err(error) = namespace.device.flush().await {
+            return status_of(error);
+        }
+    }
+    Status::SUCCESS
+}
+
+/// All ranges are checked before the first is given up. Attributes other than deallocate are hints.
+async fn deallocate(namespace: &Namespace, fields: DatasetManagement, data: &[u8]) -> Status {
+    let ranges = &DsmRange::view_list(data)[..usize::from(fields.ranges)];
+    let blocks = namespace.blocks;
+    if let Some(status) = ranges.iter().find_map(|range| range.check_within(blocks).err()) {
+        return status;
+    }
+    if namespace.read_only {
+        return Status::WRITE_PROTECTED.dnr();
+    }
+    if !fields.deallocate {
+        return Status::SUCCESS;
+    }
+    for range in ranges.iter().filter(|range| range.blocks.get() > 0) {
+        let offset = range.start.get() << namespace.block_shift;
+        let len = u64::from(range.blocks.get()) << namespace.block_shift;
+        if let Err(error) = namespace.device.discard(offset, len).await {
+            return status_of(error);
+        }
+    }
+    Status::SUCCESS
+}
+
+async fn compare(namespace: &Namespace, span: Span, data: &[u8]) -> Status {
+    let place = buf::alloc(span.len).await;
+    match namespace.device.read(span.offset, place).await {
+        Ok(found) if found[..] == *data => Status::SUCCESS,
+        Ok(_) => Status::COMPARE_FAILURE.dnr(),
+        Err(error) => status_of(error),
+    }
+}
+
+/// Reads the range, in pieces, and throws the data away.
+async fn verify(namespace: &Namespace, (offset, len): (u64, u64)) -> Status {
+    let mut at = 0;
+    while at < len {
+        let part = (len - at).min(SCAN_BYTES as u64);
+        let place = buf::alloc(part as usize).await;
+        if let Err(error) = namespace.device.read(offset + at, place).await {
+            return status_of(error);
+        }
+        at += part;
+    }
+    Status::SUCCESS
+}

@@ -1,0 +1,115 @@
+//! Keep alive: a controller whose host has gone silent is taken away (Base 3.9).
+//!
+//! It is traffic based: any command counts, and to count is to set a flag. The timer looks at the
+//! flag when it ends, so a silent host is noticed after one to two time-outs.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use flagstone_runtime::time;
+
+use crate::limits::KEEP_ALIVE_UNIT_MS;
+
+/// The timer's setting and the flag.
+#[derive(Debug)]
+pub(super) struct KeepAlive {
+    traffic: AtomicBool,
+    setting: Mutex<Setting>,
+}
+
+#[derive(Debug)]
+struct Setting {
+    timeout_ms: u32,
+    revision: u64,
+    waiting: Option<Waker>,
+}
+
+impl KeepAlive {
+    /// A time-out of `timeout_ms` rounded up to whole units; 0 is none.
+    pub(super) fn new(timeout_ms: u32) -> KeepAlive {
+        let setting = Setting { timeout_ms: round_up(timeout_ms), revision: 0, waiting: None };
+        KeepAlive { traffic: AtomicBool::new(false), setting: Mutex::new(setting) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Setting> {
+        self.setting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a command. Writes only when nothing was counted since the timer last looked, so that
+    /// cores do not fight for the flag.
+    #[inline]
+    pub(super) fn saw_traffic(&self) {
+        if !self.traffic.load(Relaxed) {
+            self.traffic.store(true, Relaxed);
+        }
+    }
+
+    /// The time-out, milliseconds; 0 is none.
+    pub(super) fn timeout_ms(&self) -> u32 {
+        self.lock().timeout_ms
+    }
+
+    /// Sets the time-out, rounded up to whole units, and starts it anew.
+    pub(super) fn set_timeout_ms(&self, timeout_ms: u32) {
+        let waker = {
+            let mut setting = self.lock();
+            setting.timeout_ms = round_up(timeout_ms);
+            setting.revision += 1;
+            setting.waiting.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Ends when the host was silent for its time-out. One task waits at a time.
+    pub(super) async fn expired(&self) {
+        loop {
+            let (timeout_ms, revision) = {
+                let setting = self.lock();
+                (setting.timeout_ms, setting.revision)
+            };
+            if timeout_ms == 0 {
+                self.changed(revision).await;
+                continue;
+            }
+            let span = Duration::from_millis(u64::from(timeout_ms));
+            let same = time::timeout(span, self.changed(revision)).await.is_err();
+            if same && !self.traffic.swap(false, Relaxed) {
+                return;
+            }
+        }
+    }
+
+    async fn changed(&self, revision: u64) {
+        poll_fn(|context| {
+            let mut setting = self.lock();
+            if setting.revision != revision {
+                return Poll::Ready(());
+            }
+            setting.waiting = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+fn round_up(timeout_ms: u32) -> u32 {
+    timeout_ms.checked_next_multiple_of(KEEP_ALIVE_UNIT_MS).unwrap_or(timeout_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_outs_are_whole_units() {
+        for (asked, given) in [(0, 0), (1, 1000), (1000, 1000), (15_001, 16_000)] {
+            assert_eq!(KeepAlive::new(asked).timeout_ms(), given);
+        }
+        assert_eq!(KeepAlive::new(u32::MAX).timeout_ms(), u32::MAX);
+    }
+}
