@@ -11,6 +11,7 @@
 //! | write failed or unanswered | it too | it too |
 //! | flush acknowledged | as before | what reads could return when the flush began, and later writes |
 //! | flush failed | as before | what it covered is not made durable by later flushes |
+//! | flush unanswered, on a disk that fails flushes | as before | the same: nobody may have heard of it |
 //! | power lost | what the loss may leave | the same |
 //! | read | what it returned, and nothing else | as before |
 //!
@@ -41,6 +42,8 @@ struct Sector {
     durable_since: u64,
     /// A flush of it failed: later ones do not help what was written before.
     tainted: bool,
+    /// The last time that a flush of it failed: flushes that began before say nothing.
+    tainted_since: u64,
     /// Nothing was written since the last power loss.
     untouched: bool,
     busy: bool,
@@ -62,6 +65,8 @@ pub struct Model {
     seed: u64,
     sectors: Vec<Sector>,
     next_version: u32,
+    /// Flushes may fail, even such that nobody lives to hear of it.
+    flushes_fail: bool,
     /// Counts acknowledgements, so that flushes know what they cover.
     now: u64,
     checks: u64,
@@ -91,12 +96,20 @@ impl Shared {
             late: Vec::new(),
             durable_since: 0,
             tainted: false,
+            tainted_since: 0,
             untouched: true,
             busy: false,
         };
         let mut sectors = Vec::new();
         sectors.resize_with(bytes as usize / SECTOR_BYTES, sector);
-        Shared(Rc::new(RefCell::new(Model { seed, sectors, next_version: 1, now: 1, checks: 0 })))
+        let (next_version, flushes_fail, now, checks) = (1, false, 1, 0);
+        let model = Model { seed, sectors, next_version, flushes_fail, now, checks };
+        Shared(Rc::new(RefCell::new(model)))
+    }
+
+    /// From now on a flush may fail at the disk while its caller is killed.
+    pub fn expect_failed_flushes(&self) {
+        self.0.borrow_mut().flushes_fail = true;
     }
 
     /// Size of the device, in bytes.
@@ -132,15 +145,20 @@ impl Shared {
     /// A flush begins.
     pub fn begin_flush(&self) -> Flush {
         let model = self.0.borrow();
-        let sectors = model.sectors.iter().map(|sector| sector.visible.clone()).collect();
-        Flush { began: model.now, visible: sectors }
+        // A failed flush has left doubt about the tainted ones: this one does not end it.
+        let covered = |sector: &Sector| (!sector.tainted).then(|| sector.visible.clone());
+        let sectors = model.sectors.iter().map(covered).collect();
+        Flush { model: self.clone(), began: model.now, visible: sectors, answered: false }
     }
 
     /// A flush was acknowledged.
-    pub fn flushed(&self, flush: Flush) {
+    pub fn flushed(&self, mut flush: Flush) {
+        flush.answered = true;
+        let visible = std::mem::take(&mut flush.visible);
         let mut model = self.0.borrow_mut();
-        for (sector, visible) in model.sectors.iter_mut().zip(flush.visible) {
-            if sector.tainted || sector.durable_since > flush.began {
+        for (sector, visible) in model.sectors.iter_mut().zip(visible) {
+            let Some(visible) = visible else { continue };
+            if sector.tainted_since > flush.began || sector.durable_since > flush.began {
                 continue;
             }
             sector.after_loss.retain(|(since, _)| *since > flush.began);
@@ -152,7 +170,11 @@ impl Shared {
     /// A flush failed: the device may have dropped what it covered.
     pub fn flush_failed(&self) {
         let mut model = self.0.borrow_mut();
-        model.sectors.iter_mut().for_each(|sector| sector.tainted = true);
+        model.now += 1;
+        let now = model.now;
+        for sector in &mut model.sectors {
+            (sector.tainted, sector.tainted_since) = (true, now);
+        }
     }
 
     /// The process that served the device was killed: nothing that it had in hand comes later.
@@ -185,11 +207,21 @@ impl Shared {
     }
 }
 
-/// A flush under way.
+/// A flush under way. Dropped without a result it counts as unanswered.
 #[derive(Debug)]
 pub struct Flush {
+    model: Shared,
     began: u64,
-    visible: Vec<Vec<u32>>,
+    visible: Vec<Option<Vec<u32>>>,
+    answered: bool,
+}
+
+impl Drop for Flush {
+    fn drop(&mut self) {
+        if !self.answered && self.model.0.borrow().flushes_fail {
+            self.model.flush_failed();
+        }
+    }
 }
 
 /// A call under way. Dropped without a result it counts as unanswered.
@@ -435,6 +467,19 @@ mod tests {
         read(&model, &first);
         model.power_lost();
         read(&model, &vec![0; BLOCK]);
+    }
+
+    #[test]
+    fn a_flush_that_began_in_doubt_proves_nothing() {
+        let model = Shared::new(1, 1 << 20);
+        let first = write(&model, false);
+        model.flush_failed();
+        let flush = model.begin_flush();
+        let second = write(&model, false);
+        model.flushed(flush);
+        read(&model, &second);
+        model.power_lost();
+        read(&model, &[&first[..512], &second[512..1024], &[0; 3072]].concat());
     }
 
     #[test]

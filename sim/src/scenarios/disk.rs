@@ -42,6 +42,9 @@ fn run(seed: u64, faulty: bool, wrap: Wrap) -> Outcome {
     };
     sim.add_disk(node, DISK, config);
     let model = Shared::new(seed, size_bytes);
+    if faulty {
+        model.expect_failed_flushes();
+    }
     let rounds = sim.random_between(1, 5);
     for _ in 0..rounds {
         one_life(&sim, node, &model, faulty, wrap);
