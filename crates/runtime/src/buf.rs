@@ -255,6 +255,17 @@ impl BufMut {
         BufMut(head)
     }
 
+    /// Drops the first `count` bytes of the view.
+    ///
+    /// # Panics
+    /// When the view has fewer.
+    #[inline]
+    pub fn advance(&mut self, count: usize) {
+        assert!(count <= self.0.len, "advance beyond the view");
+        self.0.offset += count;
+        self.0.len -= count;
+    }
+
     /// Joins `self` with the view that begins where it ends.
     ///
     /// # Errors

@@ -14,6 +14,7 @@
 //! `receive` parses, `io` and `admin` carry out, `respond` answers.
 
 mod admin;
+mod fast;
 mod receive;
 mod respond;
 mod transfer;

@@ -9,6 +9,7 @@ use std::rc::Rc;
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectData};
 use flagstone_nvme::digest::crc32c;
 use flagstone_nvme::limits::{ADMIN_IN_CAPSULE_BYTES, HEADER_MAX_BYTES, INITIALIZE_BYTES};
+use flagstone_nvme::opcode::DataDirection;
 use flagstone_nvme::pdu::{
     CapsuleCmd, CommonHeader, DataHeader, Digests, Encoder, Fatal, Frame, InitializeRequest,
     InitializeResponse, PduKind, Receiver, Rules, TermReqHeader, Violation,
@@ -60,6 +61,7 @@ impl Connection {
         };
         let mut habit = Habit::default();
         loop {
+            self.run_short(rx, &rules);
             match self.next_pdu(rx, &rules, &mut habit).await {
                 Ok(changed) => rules = changed.unwrap_or(rules),
                 Err(end) => return end,
@@ -162,16 +164,18 @@ impl Connection {
     #[inline]
     async fn wait_for_room(&self) {
         let entries = self.with_controller(|_, queue| queue.entries).unwrap_or(1);
-        let budget = self.target.config().connection_payload_bytes;
-        let has_room = || {
-            let room = self.outstanding.get() < u32::from(entries)
-                && self.payload_bytes.get() < budget
-                && self.tx.queued_bytes() < budget;
-            room.then_some(())
-        };
-        if has_room().is_none() {
-            self.room.wait_for(has_room).await;
+        if !self.has_room(entries) {
+            self.room.wait_for(|| self.has_room(entries).then_some(())).await;
         }
+    }
+
+    /// Whether another command may be taken in hand.
+    #[inline]
+    pub(super) fn has_room(&self, entries: u16) -> bool {
+        let budget = self.target.config().connection_payload_bytes;
+        self.outstanding.get() < u32::from(entries)
+            && self.payload_bytes.get() < budget
+            && self.tx.queued_bytes() < budget
     }
 
     /// A command capsule, with or without data.
@@ -184,7 +188,13 @@ impl Connection {
         command: Sqe,
         habit: &mut Habit,
     ) -> Result<Option<Rules>, End> {
-        let pointer = DataPointer::parse(&command.data, frame.data_bytes);
+        // Without data, the data pointer is reserved: anything may stand there.
+        let pointer = match direction(&command) {
+            DataDirection::None if frame.data_bytes == 0 => {
+                Ok(DataPointer::Transport { data_bytes: 0 })
+            }
+            _ => DataPointer::parse(&command.data, frame.data_bytes),
+        };
         if let Err(error @ (SglError::Type(_) | SglError::Offset)) = pointer {
             let mut scratch = [0; HEADER_MAX_BYTES + 4];
             return Err(violation(error.fatal(), arrived(rx, frame.header_end(), &mut scratch)));
@@ -233,12 +243,7 @@ impl Connection {
 
     /// How many bytes the host is to be asked for with an R2T; 0 for none. Bounded by MDTS.
     fn data_from_host(&self, command: &Sqe, data_bytes: u32) -> Result<u32, Status> {
-        use flagstone_nvme::opcode::DataDirection::{self, HostToController};
-        let direction = match command.fabrics_type() {
-            Some(kind) => DataDirection::of(kind.0),
-            None => DataDirection::of(command.opcode),
-        };
-        if direction != HostToController || data_bytes == 0 {
+        if direction(command) != DataDirection::HostToController || data_bytes == 0 {
             return Ok(0);
         }
         let Some(qid) = self.with_controller(|_, queue| queue.qid) else {
@@ -436,6 +441,12 @@ impl Connection {
         let max = self.target.config().mdts_bytes;
         command.data.data_bytes.get().min(max) as usize
     }
+}
+
+/// Which way a command's data goes.
+#[inline]
+fn direction(command: &Sqe) -> DataDirection {
+    DataDirection::of(command.fabrics_type().map_or(command.opcode, |kind| kind.0))
 }
 
 /// Data that came with a PDU.
