@@ -579,6 +579,7 @@ fn work_sent_to_a_core_belongs_to_the_node_that_sent_it() {
     impl Drop for Count {
         fn drop(&mut self) {
             ALIVE.set(ALIVE.get() - 1);
+            flagstone_runtime::cores()[0].spawn(std::future::pending);
         }
     }
     let (sim, a, _) = two_nodes(23);

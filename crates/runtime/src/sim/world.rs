@@ -209,9 +209,15 @@ impl World {
         if was == Power::Up {
             // Whatever the tasks' destructors ask for is refused: the node does not run.
             let _entered = self.executor.enter();
-            // What the node sent to its own core becomes tasks first, and dies with the others.
-            self.executor.read_mail();
-            self.executor.abort_node(node.0);
+            // What the node sent to its own core becomes tasks first, and dies with the others;
+            // their destructors may send more.
+            loop {
+                self.executor.read_mail();
+                self.executor.abort_node(node.0);
+                if !self.executor.shared.has_mail() {
+                    break;
+                }
+            }
         }
         let mut state = self.state.borrow_mut();
         let in_flight = state.end_operations_of(node.0);
