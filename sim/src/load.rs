@@ -19,8 +19,6 @@ pub struct LoadOptions {
     pub max_bytes: u64,
     /// Reads and writes may fail because the disk below does. Else that is a broken promise.
     pub medium_errors: bool,
-    /// A call that fails with [`IoError::Unreachable`] may be carried out later.
-    pub late_writes: bool,
     /// Ends the load when set: calls in flight are awaited.
     pub stop: Rc<Cell<bool>>,
 }
@@ -28,13 +26,7 @@ pub struct LoadOptions {
 impl LoadOptions {
     /// `depth` calls of up to 64 KiB, none of which may fail.
     pub fn new(depth: usize) -> LoadOptions {
-        LoadOptions {
-            depth,
-            max_bytes: 64 << 10,
-            medium_errors: false,
-            late_writes: false,
-            stop: Rc::default(),
-        }
+        LoadOptions { depth, max_bytes: 64 << 10, medium_errors: false, stop: Rc::default() }
     }
 }
 
@@ -94,7 +86,7 @@ async fn one_call(
 ) -> Result<(), IoError> {
     let choice = rng.below(100);
     if choice < 6 {
-        return flush(device, model).await;
+        return flush(device, model, options.medium_errors).await;
     }
     let change = match choice {
         0..40 => None,
@@ -130,7 +122,7 @@ async fn one_call(
     };
     match result {
         Ok(()) => claim.acknowledged(fua),
-        Err(IoError::Unreachable) if options.late_writes => claim.lost_on_the_way(),
+        Err(IoError::Unreachable) => claim.lost_on_the_way(),
         Err(_) => claim.failed(),
     }
     result
@@ -147,12 +139,15 @@ fn pick_range(geometry: &Geometry, max_bytes: u64, rng: &mut Rng) -> (u64, u64) 
     (place * block, len * block)
 }
 
-async fn flush(device: &SharedDevice, model: &Shared) -> Result<(), IoError> {
+async fn flush(device: &SharedDevice, model: &Shared, medium_errors: bool) -> Result<(), IoError> {
     let under_way = model.begin_flush();
     match device.flush().await {
         Ok(()) => model.flushed(under_way),
         Err(error) => {
-            model.flush_failed();
+            // On a sound disk it failed on the way: no flush, and no harm.
+            if medium_errors {
+                model.flush_failed();
+            }
             return Err(error);
         }
     }

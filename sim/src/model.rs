@@ -65,6 +65,10 @@ pub struct Model {
     seed: u64,
     sectors: Vec<Sector>,
     next_version: u32,
+    /// Power losses so far.
+    losses: u64,
+    /// Changes dropped without an answer may yet be carried out.
+    late_when_dropped: bool,
     /// Flushes may fail, even such that nobody lives to hear of it.
     flushes_fail: bool,
     /// Counts acknowledgements, so that flushes know what they cover.
@@ -102,9 +106,22 @@ impl Shared {
         };
         let mut sectors = Vec::new();
         sectors.resize_with(bytes as usize / SECTOR_BYTES, sector);
-        let (next_version, flushes_fail, now, checks) = (1, false, 1, 0);
-        let model = Model { seed, sectors, next_version, flushes_fail, now, checks };
-        Shared(Rc::new(RefCell::new(model)))
+        Shared(Rc::new(RefCell::new(Model {
+            seed,
+            sectors,
+            next_version: 1,
+            losses: 0,
+            late_when_dropped: false,
+            flushes_fail: false,
+            now: 1,
+            checks: 0,
+        })))
+    }
+
+    /// From now on a change that its caller drops may yet be carried out, until
+    /// [`Shared::process_ended`]: the device is served by another process.
+    pub fn expect_late_changes(&self) {
+        self.0.borrow_mut().late_when_dropped = true;
     }
 
     /// From now on a flush may fail at the disk while its caller is killed.
@@ -139,7 +156,7 @@ impl Shared {
             }
             _ => ZEROES,
         };
-        Some(Claim { model: self.clone(), range, change, version })
+        Some(Claim { model: self.clone(), range, change, version, losses: model.losses })
     }
 
     /// A flush begins.
@@ -148,7 +165,8 @@ impl Shared {
         // A failed flush has left doubt about the tainted ones: this one does not end it.
         let covered = |sector: &Sector| (!sector.tainted).then(|| sector.visible.clone());
         let sectors = model.sectors.iter().map(covered).collect();
-        Flush { model: self.clone(), began: model.now, visible: sectors, answered: false }
+        let (began, losses) = (model.now, model.losses);
+        Flush { model: self.clone(), began, losses, visible: sectors, answered: false }
     }
 
     /// A flush was acknowledged.
@@ -156,6 +174,10 @@ impl Shared {
         flush.answered = true;
         let visible = std::mem::take(&mut flush.visible);
         let mut model = self.0.borrow_mut();
+        if model.losses != flush.losses {
+            // It was carried out before the loss or after: nobody knows.
+            return;
+        }
         for (sector, visible) in model.sectors.iter_mut().zip(visible) {
             let Some(visible) = visible else { continue };
             if sector.tainted_since > flush.began || sector.durable_since > flush.began {
@@ -177,7 +199,8 @@ impl Shared {
         }
     }
 
-    /// The process that served the device was killed: nothing that it had in hand comes later.
+    /// The process that served the device was killed, or has had time enough to finish: nothing
+    /// that it had in hand comes later.
     pub fn process_ended(&self) {
         for sector in &mut self.0.borrow_mut().sectors {
             for version in std::mem::take(&mut sector.late) {
@@ -191,6 +214,7 @@ impl Shared {
     /// The node that holds the device lost its power.
     pub fn power_lost(&self) {
         let mut model = self.0.borrow_mut();
+        model.losses += 1;
         let now = model.now;
         for sector in &mut model.sectors {
             let mut left: Vec<u32> =
@@ -212,6 +236,7 @@ impl Shared {
 pub struct Flush {
     model: Shared,
     began: u64,
+    losses: u64,
     visible: Vec<Option<Vec<u32>>>,
     answered: bool,
 }
@@ -231,6 +256,7 @@ pub struct Claim {
     range: Range<usize>,
     change: Option<Change>,
     version: u32,
+    losses: u64,
 }
 
 impl Claim {
@@ -244,6 +270,10 @@ impl Claim {
 
     /// The change was acknowledged, durably with `fua`.
     pub fn acknowledged(mut self, fua: bool) {
+        if !fua && self.losses != self.model.0.borrow().losses {
+            // The answer may be older than the loss of what it acknowledges.
+            return self.failed();
+        }
         let Some(change) = self.change.take() else { return };
         let mut model = self.model.0.borrow_mut();
         model.now += 1;
@@ -266,18 +296,16 @@ impl Claim {
 
     /// The call failed, or was not answered and never will be: the change may have been made, in
     /// part or in whole, by now.
-    pub fn failed(self) {}
-
-    /// The call was not answered, and whoever has it in hand still lives: it may be carried out at
-    /// any time until [`Shared::process_ended`] or [`Shared::power_lost`].
-    pub fn lost_on_the_way(self) {
-        if self.change.is_some() {
-            let mut model = self.model.0.borrow_mut();
-            for sector in &mut model.sectors[self.range.clone()] {
-                sector.late.push(self.version);
-            }
-        }
+    pub fn failed(self) {
+        let model = self.model.clone();
+        let late = std::mem::take(&mut model.0.borrow_mut().late_when_dropped);
+        drop(self);
+        model.0.borrow_mut().late_when_dropped = late;
     }
+
+    /// The call failed on its way to the device or back: it may be carried out at any time, if
+    /// [`Shared::expect_late_changes`] was called.
+    pub fn lost_on_the_way(self) {}
 
     /// A read returned these bytes.
     ///
@@ -285,7 +313,7 @@ impl Claim {
     /// When the device may not answer so: a promise is broken.
     pub fn returned(self, bytes: &[u8]) {
         let mut model = self.model.0.borrow_mut();
-        let seed = model.seed;
+        let (seed, losses) = (model.seed, model.losses);
         for (number, bytes) in self.range.clone().zip(bytes.chunks(SECTOR_BYTES)) {
             let found = version_of(seed, number, bytes);
             let sector = &mut model.sectors[number];
@@ -293,7 +321,8 @@ impl Claim {
                 |version: &u32| sector.visible.contains(version) || sector.late.contains(version);
             match found {
                 Ok(version) if allowed(&version) => {
-                    if sector.late.is_empty() {
+                    // An answer from before a power loss says nothing about what is left.
+                    if sector.late.is_empty() && self.losses == losses {
                         sector.visible = vec![version];
                         if sector.untouched {
                             sector.after_loss = vec![(sector.after_loss[0].0, version)];
@@ -318,11 +347,14 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let mut model = self.model.0.borrow_mut();
         model.now += 1;
-        let now = model.now;
+        let (now, late) = (model.now, model.late_when_dropped);
         for sector in &mut model.sectors[self.range.clone()] {
             sector.busy = false;
             if self.change.is_some() {
                 sector.doubt(now, self.version);
+                if late {
+                    sector.late.push(self.version);
+                }
             }
         }
     }
@@ -445,6 +477,7 @@ mod tests {
         drop(claim);
         read(&model, &unanswered);
         assert!(breaks(|| read(&model, &vec![0; BLOCK])), "it was there");
+        model.expect_late_changes();
         let claim = model.claim(0, BLOCK, Some(Change::Write)).unwrap();
         let mut late = vec![0; BLOCK];
         claim.fill(&mut late);
@@ -480,6 +513,21 @@ mod tests {
         read(&model, &second);
         model.power_lost();
         read(&model, &[&first[..512], &second[512..1024], &[0; 3072]].concat());
+    }
+
+    #[test]
+    fn answers_that_were_on_the_way_at_a_power_loss_say_little() {
+        let model = Shared::new(1, 1 << 20);
+        let claim = model.claim(0, BLOCK, Some(Change::Write)).unwrap();
+        let mut bytes = vec![0; BLOCK];
+        claim.fill(&mut bytes);
+        let flush = model.begin_flush();
+        model.power_lost();
+        claim.acknowledged(false);
+        model.flushed(flush);
+        let half = [&bytes[..512], &[0; 3584]].concat();
+        read(&model, &half);
+        assert!(breaks(|| read(&model, &bytes)));
     }
 
     #[test]

@@ -2,11 +2,12 @@
 
 pub mod disk;
 pub mod echo;
+pub mod served;
 
 use crate::Scenario;
 
 /// All of them, in the order in which they are run.
-pub const ALL: &[Scenario] = &[disk::SCENARIO, disk::FAULTY, echo::SCENARIO];
+pub const ALL: &[Scenario] = &[disk::SCENARIO, disk::FAULTY, echo::SCENARIO, served::NBD];
 
 /// The one of this name.
 pub fn find(name: &str) -> Option<&'static Scenario> {
