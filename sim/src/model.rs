@@ -47,6 +47,8 @@ struct Sector {
     /// Nothing was written since the last power loss.
     untouched: bool,
     busy: bool,
+    /// The version that the call in flight writes.
+    changing: Option<u32>,
 }
 
 impl Sector {
@@ -103,6 +105,7 @@ impl Shared {
             tainted_since: 0,
             untouched: true,
             busy: false,
+            changing: None,
         };
         let mut sectors = Vec::new();
         sectors.resize_with(bytes as usize / SECTOR_BYTES, sector);
@@ -148,7 +151,6 @@ impl Shared {
         if model.sectors[range.clone()].iter().any(|sector| sector.busy) {
             return None;
         }
-        model.sectors[range.clone()].iter_mut().for_each(|sector| sector.busy = true);
         let version = match change {
             Some(Change::Write) => {
                 model.next_version += 1;
@@ -156,6 +158,9 @@ impl Shared {
             }
             _ => ZEROES,
         };
+        for sector in &mut model.sectors[range.clone()] {
+            (sector.busy, sector.changing) = (true, change.map(|_| version));
+        }
         Some(Claim { model: self.clone(), range, change, version, losses: model.losses })
     }
 
@@ -196,6 +201,15 @@ impl Shared {
         let now = model.now;
         for sector in &mut model.sectors {
             (sector.tainted, sector.tainted_since) = (true, now);
+        }
+    }
+
+    /// The changes now in flight may be carried out a second time, until
+    /// [`Shared::process_ended`]: a client asks again over a new connection, and the server may
+    /// still hold what came over the old one.
+    pub fn changes_may_repeat(&self) {
+        for sector in &mut self.0.borrow_mut().sectors {
+            sector.late.extend(sector.changing);
         }
     }
 
@@ -349,7 +363,7 @@ impl Drop for Claim {
         model.now += 1;
         let (now, late) = (model.now, model.late_when_dropped);
         for sector in &mut model.sectors[self.range.clone()] {
-            sector.busy = false;
+            (sector.busy, sector.changing) = (false, None);
             if self.change.is_some() {
                 sector.doubt(now, self.version);
                 if late {

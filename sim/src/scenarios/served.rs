@@ -29,13 +29,16 @@ const QUIET: Duration = Duration::from_secs(60);
 /// A protocol: how a device is served, and how it is attached.
 struct Front {
     port: u16,
+    /// A request that a client repeats over a new connection may still be carried out for the old
+    /// one, after later requests: the protocol knows no way to rule it out.
+    repeats: bool,
     /// Serves until the node dies.
     serve: fn(SharedDevice, Address) -> IoFuture<()>,
     /// One attempt.
     attach: fn(Address) -> IoFuture<Option<SharedDevice>>,
 }
 
-const NBD_FRONT: Front = Front { port: 10809, serve: serve_nbd, attach: attach_nbd };
+const NBD_FRONT: Front = Front { port: 10809, repeats: true, serve: serve_nbd, attach: attach_nbd };
 
 fn serve_nbd(device: SharedDevice, address: Address) -> IoFuture<()> {
     IoFuture::later(async move {
@@ -123,6 +126,9 @@ impl Cluster {
 
     async fn break_something(&self, loading: &mut JoinHandle<()>) {
         let (sim, server, client) = (&self.sim, self.server, self.client);
+        if self.front.repeats {
+            self.model.changes_may_repeat();
+        }
         let mut pause = sim.random_span(Duration::ZERO, Duration::from_secs(3));
         match sim.random_between(0, 8) {
             0 => sim.partition(server, client),
@@ -154,6 +160,9 @@ impl Cluster {
         if !sim.is_up(server) {
             sim.restart(server);
             self.start_server();
+        }
+        if self.front.repeats {
+            self.model.changes_may_repeat();
         }
         sim.heal(server, client);
         if !sim.is_up(client) {

@@ -400,6 +400,10 @@ impl World {
             let tasks = self.executor.tasks_of(node as u32);
             text += &format!("{} (node {node}): {:?}, {tasks} tasks\n", own.name, own.power);
         }
+        text += "connections:\n";
+        for line in state.connections_in_words() {
+            text += &format!("  {line}\n");
+        }
         text += "in flight:\n";
         for line in state.pending_in_words() {
             text += &format!("  {line}\n");
