@@ -7,7 +7,8 @@ pub mod served;
 use crate::Scenario;
 
 /// All of them, in the order in which they are run.
-pub const ALL: &[Scenario] = &[disk::SCENARIO, disk::FAULTY, echo::SCENARIO, served::NBD];
+pub const ALL: &[Scenario] =
+    &[disk::SCENARIO, disk::FAULTY, echo::SCENARIO, served::NVME, served::NBD];
 
 /// The one of this name.
 pub fn find(name: &str) -> Option<&'static Scenario> {

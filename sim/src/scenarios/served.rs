@@ -7,9 +7,13 @@ use std::time::Duration;
 
 use flagstone_blockdev::{FileDevice, FileOptions, IoFuture, SharedDevice};
 use flagstone_nbd::{ClientOptions, Drain, Export, Exports, NbdDevice, Server, ServerOptions};
+use flagstone_nvme::Nqn;
+use flagstone_nvme::pdu::Digests;
+use flagstone_nvmf::host::{HostOptions, RemoteDevice};
+use flagstone_nvmf::target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::sim::{Config, DiskConfig, NodeId, Simulation};
-use flagstone_runtime::{JoinHandle, time};
+use flagstone_runtime::{JoinHandle, random_u64, spawn_detached, time};
 
 use crate::load::{Ended, LoadOptions, run as load, verify};
 use crate::model::Shared;
@@ -20,6 +24,13 @@ pub const NBD: Scenario = Scenario {
     name: "nbd",
     about: "a volume over NBD: no acknowledged flush or FUA write is lost, whatever fails",
     run: |seed| run(seed, &NBD_FRONT),
+};
+
+/// Over NVMe/TCP.
+pub const NVME: Scenario = Scenario {
+    name: "nvme-tcp",
+    about: "a volume over NVMe/TCP: the same, and nothing is carried out late or twice",
+    run: |seed| run(seed, &NVME_FRONT),
 };
 
 const DISK: &str = "/dev/disk";
@@ -53,6 +64,44 @@ fn serve_nbd(device: SharedDevice, address: Address) -> IoFuture<()> {
 fn attach_nbd(address: Address) -> IoFuture<Option<SharedDevice>> {
     IoFuture::later(async move {
         let device = NbdDevice::connect(address, "volume", ClientOptions::default()).await;
+        Ok(device.ok().map(|device| -> SharedDevice { device }))
+    })
+}
+
+const NVME_FRONT: Front =
+    Front { port: 4420, repeats: false, serve: serve_nvme, attach: attach_nvme };
+const NVME_SUBSYSTEM: &str = "nqn.2026-01.io.flagstone:volume";
+
+fn subsystem() -> Nqn {
+    NVME_SUBSYSTEM.parse().expect("a valid name")
+}
+
+fn serve_nvme(device: SharedDevice, address: Address) -> IoFuture<()> {
+    IoFuture::later(async move {
+        let target = Target::new(TargetConfig::default()).expect("the default is valid");
+        let (nqn, serial) = (subsystem(), "1".to_owned());
+        let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new() };
+        target.add_subsystem(subsystem).expect("it is the first");
+        let namespace = NamespaceConfig { nsid: None, device, uuid: [1; 16], read_only: false };
+        target.add_namespace(&nqn, namespace).expect("it is the first");
+        let listener = Listener::bind(&address).expect("the port is free");
+        target.add_listener(&address).expect("an address of TCP");
+        while let Ok(stream) = listener.accept().await {
+            spawn_detached(serve(target.clone(), stream));
+        }
+        Ok(())
+    })
+}
+
+fn attach_nvme(address: Address) -> IoFuture<Option<SharedDevice>> {
+    IoFuture::later(async move {
+        let digests = Digests {
+            header: random_u64().is_multiple_of(4),
+            data: random_u64().is_multiple_of(4),
+        };
+        let queues = 1 + (random_u64() % 3) as u16;
+        let options = HostOptions { digests, queues, ..HostOptions::default() };
+        let device = RemoteDevice::connect(address, &subsystem(), options).await;
         Ok(device.ok().map(|device| -> SharedDevice { device }))
     })
 }
@@ -206,6 +255,13 @@ async fn attached(
 mod tests {
     use super::*;
     use crate::runner::run_seed;
+
+    #[test]
+    fn nvme_tcp_keeps_its_promises_and_replays() {
+        for seed in 0..5 {
+            run_seed(&NVME, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
+        }
+    }
 
     #[test]
     fn nbd_keeps_its_promises_and_replays() {
