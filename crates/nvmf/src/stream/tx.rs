@@ -176,10 +176,7 @@ impl Tx {
             if !go_on {
                 return Ok(());
             }
-            let mut out = self.out.borrow_mut();
-            out.close_run();
-            std::mem::swap(&mut list, &mut out.list);
-            drop(out);
+            self.take_out(&mut list);
             self.in_flight.set(true);
             while !list.is_empty() {
                 let (result, rest) = self.stream.send(list).await;
@@ -196,6 +193,13 @@ impl Tx {
             self.in_flight.set(false);
             self.progress.notify();
         }
+    }
+
+    /// Takes all that waits, for the empty list.
+    fn take_out(&self, empty: &mut SendList) {
+        let mut out = self.out.borrow_mut();
+        out.close_run();
+        std::mem::swap(empty, &mut out.list);
     }
 
     fn sent(&self, count: usize) {

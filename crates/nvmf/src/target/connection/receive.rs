@@ -200,10 +200,10 @@ impl Connection {
             return Err(violation(error.fatal(), arrived(rx, frame.header_end(), &mut scratch)));
         }
         rx.skip(frame.data_offset.into());
-        if frame.data_bytes == 0 {
-            if let Ok(DataPointer::Transport { data_bytes }) = pointer {
-                return self.without_data(command, data_bytes).await.map(|()| None);
-            }
+        if frame.data_bytes == 0
+            && let Ok(DataPointer::Transport { data_bytes }) = pointer
+        {
+            return self.without_data(command, data_bytes).await.map(|()| None);
         }
         let align = self.memory_align(&command);
         let data = self.payload(rx, frame, align).await?;
