@@ -455,15 +455,6 @@ struct Payload {
     intact: bool,
 }
 
-/// Where the data of a command goes.
-#[inline]
-fn direction(command: &Sqe) -> DataDirection {
-    match command.fabrics_type() {
-        Some(kind) => DataDirection::of(kind.0),
-        None => DataDirection::of(command.opcode),
-    }
-}
-
 /// The first `len` bytes, of which the caller knows that they have arrived.
 #[inline]
 fn arrived<'a>(rx: &'a Rx, len: usize, scratch: &'a mut [u8]) -> &'a [u8] {
