@@ -519,7 +519,8 @@ fn header_length_255_with_header_digest() {
     survives(async |server| {
         for length in [0, 8, 71, 73, 128, 255] {
             let mut host = Host::attach(server, &digests()).await;
-            let mut pdu = bend(write_capsule(&host.io, 4096), |common| common.header_bytes = length);
+            let mut pdu =
+                bend(write_capsule(&host.io, 4096), |common| common.header_bytes = length);
             let covered = usize::from(length).max(8);
             let digest = wire_digest(&pdu[..covered]);
             pdu[covered..covered + 4].copy_from_slice(&digest);
@@ -714,7 +715,8 @@ fn an_sgl_of_a_type_that_tcp_does_not_have() {
     let wrong = Fatal::unsupported(field as u32);
     for identifier in [0x00, 0x02, 0x10, 0x20, 0x30, 0x40, 0x4f, 0x50, 0x5b, 0xff] {
         pdu_is_refused(wrong, |io| {
-            let mut command = Sqe::write(5, 1, range(0, BLOCK, 512), false, SglDescriptor::default());
+            let mut command =
+                Sqe::write(5, 1, range(0, BLOCK, 512), false, SglDescriptor::default());
             command.data.identifier = identifier;
             command.data.data_bytes = U32::new(512);
             io.capsule(&command, &[0; 512])
@@ -747,9 +749,8 @@ fn a_discovery_log_beyond_its_end() {
     survives(async |server| {
         let options = Options { subsystem: Nqn::discovery(), ..Options::default() };
         let (mut admin, _) = Host::admin(server, &options).await;
-        let log = |offset, bytes| {
-            GetLogPage::new(LogId::DISCOVERY, 0, offset, bytes).command(3).unwrap()
-        };
+        let log =
+            |offset, bytes| GetLogPage::new(LogId::DISCOVERY, 0, offset, bytes).command(3).unwrap();
         let header = admin.ask(log(0, 1024)).await.unwrap();
         let entries = DiscoveryHeader::view(&header).unwrap().entries.get();
         let end = 1024 * (1 + entries);
@@ -844,7 +845,9 @@ fn commands_before_connect() {
     survives(async |server| {
         let mut client = Client::initialized(server, &Options::default()).await;
         let get = PropertyCommand::get(1, Property::CAP, PropertySize::EIGHT).command();
-        for command in [get, Sqe::flush(1, 1), Sqe::keep_alive(1), Sqe::read(1, 1, range(0, 512, 512), 512)] {
+        for command in
+            [get, Sqe::flush(1, 1), Sqe::keep_alive(1), Sqe::read(1, 1, range(0, 512, 512), 512)]
+        {
             let status = client.call(command).await.status();
             assert_eq!(status.code(), Status::COMMAND_SEQUENCE_ERROR);
         }

@@ -92,8 +92,10 @@ fn a_host_that_ends_its_sending_and_never_reads() {
         eventually("nothing more can be sent", || memory_in_use() > 2 << 20).await;
         // As a half-closed connection looks to the target.
         server.last.borrow_mut().take().unwrap().shutdown_receiving();
+        server.last.borrow_mut().take().unwrap().shutdown_receiving();
         server.keeps_last.set(false);
-        let queues = || server.target.subsystem_status(&subsystem()).unwrap().controllers[0].queues.len();
+        let queues =
+            || server.target.subsystem_status(&subsystem()).unwrap().controllers[0].queues.len();
         eventually("the queue is given up", || queues() == 1).await;
         drop(host);
         server.is_sound().await;
@@ -240,7 +242,8 @@ fn a_command_is_awaited_when_its_host_is_gone() {
         eventually("both are under way", || server.gate.inside() == 2).await;
         drop(queue);
         time::sleep(Duration::from_millis(50)).await;
-        let queues = || server.target.subsystem_status(&subsystem()).unwrap().controllers[0].queues.clone();
+        let queues =
+            || server.target.subsystem_status(&subsystem()).unwrap().controllers[0].queues.clone();
         // The queue is not given up, and nobody can have it, while its commands run.
         assert_eq!(queues(), [0, 1, 2]);
         let mut again = Client::initialized(&server, &Options::default()).await;
@@ -286,6 +289,7 @@ fn a_drain_answers_what_is_in_flight() {
             host.io.send(&pdu).await;
         }
         eventually("all are under way", || server.gate.inside() == 20).await;
+        server.last.borrow_mut().take().unwrap().shutdown_receiving();
         server.last.borrow_mut().take().unwrap().shutdown_receiving();
         server.keeps_last.set(false);
         time::sleep(Duration::from_millis(10)).await;

@@ -91,8 +91,7 @@ impl Client {
     /// Exchanges ICReq and ICResp too.
     pub async fn initialized(server: &Server, options: &Options) -> Client {
         let mut client = Client::open(server).await;
-        let request =
-            InitializeRequest::new(options.digests, options.alignment, options.max_r2t);
+        let request = InitializeRequest::new(options.digests, options.alignment, options.max_r2t);
         client.send(request.bytes()).await;
         let Pdu::Initialized(response) = client.pdu().await else { panic!("no ICResp") };
         response.check(options.digests).unwrap();
@@ -367,7 +366,8 @@ impl Client {
 
     /// What an R2T asks for, in as few PDUs as may be.
     pub fn data_for(&self, r2t: &R2tHeader, data: &[u8]) -> Vec<u8> {
-        let (mut at, end) = (r2t.offset.get() as usize, (r2t.offset.get() + r2t.data_bytes.get()) as usize);
+        let (mut at, end) =
+            (r2t.offset.get() as usize, (r2t.offset.get() + r2t.data_bytes.get()) as usize);
         let mut pdus = Vec::new();
         while at < end {
             let next = end.min(at + self.max_h2c_data_bytes);

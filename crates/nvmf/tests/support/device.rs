@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
-use flagstone_blockdev::{
-    BlockDevice, Geometry, IoFuture, MemoryDevice, SharedDevice, ZeroFlags,
-};
+use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, MemoryDevice, SharedDevice, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut};
 
 /// See the module. Open unless it was closed.
@@ -77,7 +75,10 @@ impl Gate {
         self.state.flushes.load(SeqCst)
     }
 
-    fn pass<T: 'static>(&self, call: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static) -> IoFuture<T> {
+    fn pass<T: 'static>(
+        &self,
+        call: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
+    ) -> IoFuture<T> {
         if self.state.closed.load(SeqCst) == 0 {
             return call(&self.child);
         }

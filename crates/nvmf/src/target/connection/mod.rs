@@ -11,9 +11,10 @@
 //!   [`TargetConfig::connection_payload_bytes`](super::TargetConfig) of payload, are in hand: beyond it nothing is received;
 //! - a peer that sends or takes nothing in the midst of something is given up on.
 //!
-//! `receive` parses, `grant` asks for data, `io` and `admin` carry out, `respond` answers.
+//! `receive` parses, `fast` carries out what is plain, `grant` asks for data, `io` and `admin` carry out, `respond` answers.
 
 mod admin;
+mod fast;
 mod grant;
 mod receive;
 mod respond;
@@ -25,8 +26,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_nvme::{Sqe, Status};
 use flagstone_nvme::pdu::{Digests, Encoder, Fatal, Receiver, encode_term_req};
+use flagstone_nvme::{Sqe, Status};
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, sync, time};
@@ -104,10 +105,11 @@ pub async fn serve(target: Arc<Target>, stream: Stream) {
         _ => tracing::warn!(%peer, "connection ended: {end}"),
     }
     connection.finish(&mut rx, end).await;
-    drop(watchdog);
     if sender.await.is_ok_and(|sent| sent.is_err()) {
         tracing::debug!(%peer, "the host went away before its last responses");
     }
+    // Not before: it is what ends a sender whose host takes nothing.
+    drop(watchdog);
     stream.shutdown();
     connection.detach();
 }
@@ -157,12 +159,13 @@ impl Connection {
     /// Ends in order: commands in hand are awaited, their responses sent if the peer takes them.
     async fn finish(&self, rx: &mut Rx, end: End) {
         self.give_up_transfers();
+        self.room.wait_for(|| (self.outstanding.get() == 0).then_some(())).await;
+        // The last that is said: a host that has read it closes.
         if let End::Violation { fatal, offending } = &end {
             self.tx.header(HEADER_BYTES_MAX, |out| {
                 encode_term_req(out, Receiver::Controller, *fatal, offending)
             });
         }
-        self.room.wait_for(|| (self.outstanding.get() == 0).then_some(())).await;
         self.tx.finish();
         if matches!(end, End::Violation { .. }) {
             // The peer reads the reason and closes; what it still sends is thrown away.

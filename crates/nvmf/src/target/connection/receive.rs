@@ -61,6 +61,7 @@ impl Connection {
         };
         let mut habit = Habit::default();
         loop {
+            self.run_short(rx, &rules);
             match self.next_pdu(rx, &rules, &mut habit).await {
                 Ok(changed) => rules = changed.unwrap_or(rules),
                 Err(end) => return end,
@@ -165,17 +166,20 @@ impl Connection {
     #[inline]
     async fn wait_for_room(&self) {
         let entries = self.with_controller(|_, queue| queue.entries).unwrap_or(1);
-        let budget = self.target.config().connection_payload_bytes;
-        let has_room = || {
-            let payload = self.payload_bytes.get();
-            let room = self.outstanding.get() < u32::from(entries)
-                && (payload < budget || payload == self.transfer_bytes.get())
-                && self.tx.queued_bytes() < budget;
-            room.then_some(())
-        };
-        if has_room().is_none() {
-            self.room.wait_for(has_room).await;
+        if !self.has_room(entries) {
+            self.room.wait_for(|| self.has_room(entries).then_some(())).await;
         }
+    }
+
+    /// Whether another command may be taken in hand.
+    #[inline]
+    pub(super) fn has_room(&self, entries: u16) -> bool {
+        let budget = self.target.config().connection_payload_bytes;
+        let payload = self.payload_bytes.get();
+        // Transfers alone must not keep others waiting: their data comes behind those.
+        self.outstanding.get() < u32::from(entries)
+            && (payload < budget || payload == self.transfer_bytes.get())
+            && self.tx.queued_bytes() < budget
     }
 
     /// A command capsule, with or without data.
@@ -200,10 +204,8 @@ impl Connection {
             return Err(violation(error.fatal(), arrived(rx, frame.header_end(), &mut scratch)));
         }
         rx.skip(frame.data_offset.into());
-        if without {
-            if let Ok(DataPointer::Transport { data_bytes }) = pointer {
-                return self.without_data(command, data_bytes).map(|()| None);
-            }
+        if without && let Ok(DataPointer::Transport { data_bytes }) = pointer {
+            return self.without_data(command, data_bytes).map(|()| None);
         }
         let align = self.memory_align(&command);
         let data = self.payload(rx, frame, align).await?;
@@ -440,20 +442,17 @@ impl Connection {
     }
 }
 
+/// Which way a command's data goes.
+#[inline]
+fn direction(command: &Sqe) -> DataDirection {
+    DataDirection::of(command.fabrics_type().map_or(command.opcode, |kind| kind.0))
+}
+
 /// Data that came with a PDU.
 struct Payload {
     bytes: Buf,
     /// It matches its digest, or has none.
     intact: bool,
-}
-
-/// Where the data of a command goes.
-#[inline]
-fn direction(command: &Sqe) -> DataDirection {
-    match command.fabrics_type() {
-        Some(kind) => DataDirection::of(kind.0),
-        None => DataDirection::of(command.opcode),
-    }
 }
 
 /// The first `len` bytes, of which the caller knows that they have arrived.
