@@ -116,11 +116,9 @@ fn random_faults(sim: &Simulation) -> DiskFaults {
 
 #[cfg(test)]
 mod tests {
-    use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, ZeroFlags};
-    use flagstone_runtime::{Buf, BufMut};
-
     use super::*;
     use crate::runner::run_seed;
+    use crate::scenarios::liar::{Lie, caught, lying};
 
     #[test]
     fn a_sound_device_keeps_its_promises_and_replays() {
@@ -129,63 +127,6 @@ mod tests {
                 run_seed(scenario, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
             }
         }
-    }
-
-    /// A device that breaks one promise.
-    struct Liar {
-        device: SharedDevice,
-        lie: Lie,
-    }
-
-    #[derive(Clone, Copy, PartialEq)]
-    enum Lie {
-        /// Flushes do nothing.
-        Flush,
-        /// Writes are never durable by themselves.
-        Fua,
-        /// Writes go one block too far now and then.
-        Place,
-    }
-
-    impl BlockDevice for Liar {
-        fn geometry(&self) -> Geometry {
-            self.device.geometry()
-        }
-
-        fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-            self.device.read(offset, buf)
-        }
-
-        fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-            let end = offset + data.len() as u64;
-            let block = u64::from(self.geometry().block_bytes);
-            let beyond = self.lie == Lie::Place
-                && end < self.geometry().size_bytes
-                && flagstone_runtime::random_u64().is_multiple_of(20);
-            let offset = if beyond { offset + block } else { offset };
-            self.device.write(offset, data, fua && self.lie != Lie::Fua)
-        }
-
-        fn flush(&self) -> IoFuture<()> {
-            if self.lie == Lie::Flush { IoFuture::ready(Ok(())) } else { self.device.flush() }
-        }
-
-        fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-            self.device.discard(offset, len)
-        }
-
-        fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-            self.device.write_zeroes(offset, len, flags)
-        }
-    }
-
-    fn lying(lie: Lie) -> impl Fn(SharedDevice) -> SharedDevice {
-        move |device| std::sync::Arc::new(Liar { device, lie })
-    }
-
-    fn caught(run: fn(u64) -> Outcome) -> usize {
-        let scenario = Scenario { name: "liar", about: "", run };
-        (0..40).filter(|seed| run_seed(&scenario, *seed, false).is_err()).count()
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 pub mod disk;
 pub mod echo;
+#[cfg(test)]
+mod liar;
 pub mod served;
 
 use crate::Scenario;

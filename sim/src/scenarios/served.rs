@@ -23,19 +23,22 @@ use crate::{Outcome, Scenario};
 pub const NBD: Scenario = Scenario {
     name: "nbd",
     about: "a volume over NBD: no acknowledged flush or FUA write is lost, whatever fails",
-    run: |seed| run(seed, &NBD_FRONT),
+    run: |seed| run(seed, &NBD_FRONT, |device| device),
 };
 
 /// Over NVMe/TCP.
 pub const NVME: Scenario = Scenario {
     name: "nvme-tcp",
     about: "a volume over NVMe/TCP: the same, and nothing is carried out late or twice",
-    run: |seed| run(seed, &NVME_FRONT),
+    run: |seed| run(seed, &NVME_FRONT, |device| device),
 };
 
 const DISK: &str = "/dev/disk";
 /// Longer than any disk or server needs to finish what it has in hand.
 const QUIET: Duration = Duration::from_secs(60);
+
+/// What is served of the device: the device itself, or in tests one that breaks promises.
+type Wrap = fn(SharedDevice) -> SharedDevice;
 
 /// A protocol: how a device is served, and how it is attached.
 struct Front {
@@ -113,11 +116,12 @@ struct Cluster {
     client: NodeId,
     model: Shared,
     front: &'static Front,
+    wrap: Wrap,
     stop: Rc<Cell<bool>>,
     depth: usize,
 }
 
-fn run(seed: u64, front: &'static Front) -> Outcome {
+fn run(seed: u64, front: &'static Front, wrap: Wrap) -> Outcome {
     let sim = Simulation::new(seed, Config::default());
     let (server, client) = (sim.add_node("server"), sim.add_node("client"));
     let size_bytes = 4096 << sim.random_between(0, 8);
@@ -125,7 +129,8 @@ fn run(seed: u64, front: &'static Front) -> Outcome {
     let model = Shared::new(seed, size_bytes);
     model.expect_late_changes();
     let depth = sim.random_between(1, 16) as usize;
-    let cluster = Cluster { sim, server, client, model, front, stop: Rc::default(), depth };
+    let stop = Rc::default();
+    let cluster = Cluster { sim, server, client, model, front, wrap, stop, depth };
     cluster.start_server();
     let mut loading = cluster.start_client();
     let faults = cluster.sim.random_between(1, 6);
@@ -151,10 +156,10 @@ impl Cluster {
     }
 
     fn start_server(&self) {
-        let (serve, address) = (self.front.serve, self.address());
+        let (serve, address, wrap) = (self.front.serve, self.address(), self.wrap);
         self.sim.spawn_on(self.server, async move {
             let device = FileDevice::open(DISK, &FileOptions::default()).expect("it is free");
-            let _ = serve(device, address).await;
+            let _ = serve(wrap(device), address).await;
         });
     }
 
@@ -255,6 +260,7 @@ async fn attached(
 mod tests {
     use super::*;
     use crate::runner::run_seed;
+    use crate::scenarios::liar::{Lie, caught, lying};
 
     #[test]
     fn nvme_tcp_keeps_its_promises_and_replays() {
@@ -268,5 +274,19 @@ mod tests {
         for seed in 0..5 {
             run_seed(&NBD, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
         }
+    }
+
+    #[test]
+    fn servers_of_devices_that_break_promises_are_caught() {
+        let nvme = [
+            caught(|seed| run(seed, &NVME_FRONT, |device| lying(Lie::Flush)(device))),
+            caught(|seed| run(seed, &NVME_FRONT, |device| lying(Lie::Place)(device))),
+        ];
+        let nbd = [
+            caught(|seed| run(seed, &NBD_FRONT, |device| lying(Lie::Flush)(device))),
+            caught(|seed| run(seed, &NBD_FRONT, |device| lying(Lie::Place)(device))),
+        ];
+        let enough = |[flush, place]: [usize; 2]| flush >= 2 && place >= 20;
+        assert!(enough(nvme) && enough(nbd), "{nvme:?} {nbd:?} of 40");
     }
 }
