@@ -23,6 +23,8 @@ struct Short {
     command: Sqe,
     offset: u64,
     len: usize,
+    /// Head of the submission queue once it is taken, as its completion tells.
+    sq_head: u16,
     /// Bytes before the payload, and of the payload, in the stream.
     header: usize,
     payload: usize,
@@ -44,7 +46,6 @@ impl Connection {
         while self.has_room(queue.entries)
             && let Some((short, namespace)) = self.short(session, rx.front(), rules)
         {
-            let entries = session.connected.queue.entries;
             let done = match IoOpcode(short.command.opcode) {
                 IoOpcode::READ => self.short_read(session, rx, &short, namespace),
                 _ => self.short_write(session, rx, &short, namespace),
@@ -53,7 +54,7 @@ impl Connection {
                 break;
             }
             any = true;
-            session.sq_head = if session.sq_head + 1 >= entries { 0 } else { session.sq_head + 1 };
+            session.sq_head = short.sq_head;
         }
         if any {
             session.connected.controller.saw_traffic();
@@ -102,6 +103,7 @@ impl Connection {
             command: *command,
             offset: fields.range.start() << namespace.block_shift,
             len: len as usize,
+            sq_head: session.next_sq_head(),
             header: frame.data_offset.into(),
             payload: frame.data_bytes as usize,
         };
@@ -146,7 +148,7 @@ impl Connection {
     fn short_data(&self, session: &Session, short: &Short, data: Buf) {
         let flow_control = session.connected.queue.flow_control;
         let completion = Cqe::new(short.command.cid.get(), Status::SUCCESS);
-        self.send_data(completion, data, flow_control.then_some(session.sq_head));
+        self.send_data(completion, data, flow_control.then_some(short.sq_head));
     }
 
     #[inline]
@@ -170,7 +172,7 @@ impl Connection {
             Ok(Ok(())) => {
                 let flow_control = session.connected.queue.flow_control;
                 let completion = Cqe::new(short.command.cid.get(), Status::SUCCESS);
-                self.send_completion(completion, flow_control.then_some(session.sq_head));
+                self.send_completion(completion, flow_control.then_some(short.sq_head));
             }
             later => {
                 self.begin(short.len);

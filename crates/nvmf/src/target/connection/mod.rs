@@ -73,6 +73,15 @@ pub(crate) struct Session {
     _tasks: Vec<AbortOnDrop<()>>,
 }
 
+impl Session {
+    /// Head of the submission queue when one more entry is taken.
+    #[inline]
+    fn next_sq_head(&self) -> u16 {
+        let next = self.sq_head + 1;
+        if next >= self.connected.queue.entries { 0 } else { next }
+    }
+}
+
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum End {

@@ -399,8 +399,7 @@ impl Connection {
     #[inline]
     fn advance_queue(&self) {
         if let Some(session) = self.session.borrow_mut().as_mut() {
-            let entries = session.connected.queue.entries;
-            session.sq_head = if session.sq_head + 1 >= entries { 0 } else { session.sq_head + 1 };
+            session.sq_head = session.next_sq_head();
             session.connected.controller.saw_traffic();
         }
     }
