@@ -5,6 +5,9 @@ use std::time::Duration;
 /// Smallest receive buffer of a connection, in bytes: what an idle one holds.
 pub(crate) const RX_MIN_BYTES: usize = 8 << 10;
 
+/// Receive buffer of a connection when pooled memory is at its ceiling, in bytes; had beyond it.
+pub(crate) const RX_LEAST_BYTES: usize = 4 << 10;
+
 /// Largest receive buffer of a connection, in bytes: 64 writes of 4 KiB a receive.
 pub(crate) const RX_MAX_BYTES: usize = 256 << 10;
 

@@ -19,7 +19,9 @@ use std::io;
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::{Buf, BufMut, RecvList, buf};
 
-use crate::limits::{RX_EXPECTED_BYTES, RX_MAX_BYTES, RX_MIN_BYTES, RX_SHRINK_AFTER};
+use crate::limits::{
+    RX_EXPECTED_BYTES, RX_LEAST_BYTES, RX_MAX_BYTES, RX_MIN_BYTES, RX_SHRINK_AFTER,
+};
 
 /// The shape that the next PDUs are expected to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,7 +215,7 @@ impl Rx {
     /// # Errors
     /// [`RxError::Closed`] at the end of the stream.
     pub(crate) async fn more(&mut self) -> Result<(), RxError> {
-        self.lay_out().await;
+        self.lay_out();
         if self.free.len() == 1 {
             return self.more_plain().await;
         }
@@ -288,12 +290,15 @@ impl Rx {
         }
     }
 
-    async fn lay_out(&mut self) {
+    fn lay_out(&mut self) {
         if let (Some(shape), true) = (self.expected, self.free.len() < 2) {
             self.lay_out_expected(shape);
         }
         if self.free.is_empty() {
-            self.free.push_back(buf::alloc(self.size).await);
+            // Something must be received even at the ceiling of memory: it is by receiving that
+            // transfers end and give theirs back.
+            let place = buf::try_alloc(self.size);
+            self.free.push_back(place.unwrap_or_else(|| buf::alloc_small(RX_LEAST_BYTES)));
         }
     }
 

@@ -14,7 +14,7 @@ use flagstone_nvme::property::{Configuration, ControllerStatus, Property, Proper
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::{Cqe, Nqn, Sqe, Status, Wire};
 use flagstone_runtime::net::Stream;
-use flagstone_runtime::{Buf, buf, driver_name, time};
+use flagstone_runtime::{Buf, BufMut, buf, driver_name, time};
 
 use super::{Server, eventually, net, subsystem};
 
@@ -65,6 +65,8 @@ impl Default for Options {
 /// One connection.
 pub struct Client {
     pub stream: Stream,
+    /// Where it receives, once memory was set aside for it.
+    place: Option<BufMut>,
     received: Vec<u8>,
     at: usize,
     rules: Rules,
@@ -79,6 +81,7 @@ impl Client {
         let stream = Stream::connect(&server.address).await.unwrap();
         Client {
             stream,
+            place: None,
             received: Vec::new(),
             at: 0,
             rules: Rules::initial(Receiver::Host),
@@ -134,6 +137,22 @@ impl Client {
         }
     }
 
+    /// The same through memory that was set aside before.
+    pub async fn send_through(&mut self, mut place: BufMut, bytes: &[u8]) -> BufMut {
+        for part in bytes.chunks(place.len()) {
+            place[..part.len()].copy_from_slice(part);
+            let whole = place.freeze();
+            let _ = self.stream.send_buf(whole.slice(0..part.len())).await;
+            place = whole.try_into_mut().expect("it was sent");
+        }
+        place
+    }
+
+    /// From now on receives without asking for memory.
+    pub async fn set_memory_aside(&mut self) {
+        self.place = Some(buf::alloc(8 << 10).await);
+    }
+
     /// The bytes of a capsule, with data in it or not.
     pub fn capsule(&self, command: &Sqe, data: &[u8]) -> Vec<u8> {
         let mut pdu = vec![0; ENCODED_HEADER_MAX_BYTES];
@@ -166,11 +185,18 @@ impl Client {
         }
         self.received.drain(..std::mem::take(&mut self.at));
         while self.received.len() < len {
-            let (result, place) = self.stream.recv(buf::alloc(64 << 10).await).await;
+            let kept = self.place.take();
+            let keeps = kept.is_some();
+            let place = match kept {
+                Some(place) => place,
+                None => buf::alloc(64 << 10).await,
+            };
+            let (result, place) = self.stream.recv(place).await;
             match result {
                 Ok(count @ 1..) => self.received.extend_from_slice(&place[..count]),
                 _ => return false,
             }
+            self.place = keeps.then_some(place);
         }
         true
     }

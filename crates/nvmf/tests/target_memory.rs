@@ -1,0 +1,186 @@
+//! How much pooled memory connections hold, and that none of it is needed to answer.
+#![allow(missing_docs)]
+
+mod support;
+
+use std::sync::Arc;
+
+use flagstone_nvme::sgl::SglDescriptor;
+use flagstone_nvme::{Sqe, Status};
+use flagstone_nvmf::target::TargetConfig;
+use flagstone_runtime::{buf, time};
+
+use support::client::range;
+use support::{Gate, Host, Options, Server, eventually, memory_in_use, on_each_driver, pattern};
+
+const BLOCK: u64 = 4096;
+const DEPTH: usize = 128;
+const IDLE_BYTES: usize = 64 << 10;
+const BUSY_BYTES: usize = 1 << 20;
+
+fn writes(host: &Host, count: usize, bytes: usize) -> Vec<u8> {
+    let mut pdus = Vec::new();
+    for cid in 0..count {
+        let sgl = SglDescriptor::in_capsule(bytes as u32);
+        let start = (cid * bytes) as u64 / BLOCK;
+        let command = Sqe::write(cid as u16, 1, range(start, BLOCK, bytes), false, sgl);
+        pdus.extend(host.io.capsule(&command, &pattern(cid as u64, bytes)));
+    }
+    pdus
+}
+
+async fn answered(host: &mut Host, count: usize) {
+    for _ in 0..count {
+        assert_eq!(host.io.response().await.status(), Status::SUCCESS);
+    }
+}
+
+/// What 16 connections hold that have done a little and have nothing to do.
+fn idle_connections_hold_little(gate: fn() -> Arc<Gate>) {
+    on_each_driver(async || {
+        let server = Server::of(TargetConfig::default(), gate());
+        let host = Host::attach(&server, &Options::default()).await;
+        let block = u64::from(server.gate_block_bytes());
+        let before = memory_in_use();
+        let mut queues = Vec::new();
+        for qid in 2..18 {
+            queues.push(host.queue(&server, qid).await);
+        }
+        for queue in &mut queues {
+            queue.write(1, 0, block, &[1; 4096]).await.unwrap();
+            queue.read(1, 0, block, 4096).await.unwrap();
+        }
+        let held = memory_in_use() - before;
+        assert!(held <= 16 * IDLE_BYTES, "{held} for 16");
+        drop((queues, host));
+        server.is_sound().await;
+    });
+}
+
+#[test]
+fn an_idle_connection_holds_little() {
+    idle_connections_hold_little(Gate::memory);
+}
+
+#[test]
+fn an_idle_connection_to_a_disk_holds_little() {
+    idle_connections_hold_little(Gate::disk);
+}
+
+#[test]
+fn a_busy_connection_holds_little_beyond_its_payload() {
+    on_each_driver(async || {
+        let server = Server::of(TargetConfig::default(), Gate::disk());
+        let mut host = Host::attach(&server, &Options::default()).await;
+        let before = memory_in_use();
+        for _ in 0..20 {
+            server.gate.close();
+            let pdus = writes(&host, DEPTH - 1, 4096);
+            host.io.send(&pdus).await;
+            eventually("all are under way", || server.gate.inside() == DEPTH - 1).await;
+            let held = memory_in_use() - before;
+            assert!(held <= DEPTH * 4096 + BUSY_BYTES, "{held}");
+            server.gate.open();
+            answered(&mut host, DEPTH - 1).await;
+        }
+        drop(host);
+        server.is_sound().await;
+    });
+}
+
+#[test]
+fn commands_are_answered_when_there_is_no_memory() {
+    on_each_driver(async || {
+        let server = Server::of(TargetConfig::default(), Gate::disk());
+        // More answers than there are headers in a block.
+        let options = Options { entries: 600, flow_control: true, ..Options::default() };
+        let mut host = Host::attach(&server, &options).await;
+        server.gate.close();
+        let mut pdus = writes(&host, 250, 4096);
+        for cid in 250..500 {
+            let command = Sqe::read(cid, 1, range(u64::from(cid), BLOCK, 4096), 4096);
+            pdus.extend(host.io.capsule(&command, &[]));
+        }
+        host.io.send(&pdus).await;
+        eventually("all are under way", || server.gate.inside() == 500).await;
+        let limit = buf::memory_limit();
+        buf::set_memory_limit(0);
+        server.gate.open();
+        eventually("all have ended", || server.gate.inside() == 0).await;
+        time::sleep(std::time::Duration::from_millis(20)).await;
+        buf::set_memory_limit(limit);
+        let (mut data, mut ended) = (0, 0);
+        while ended < 500 {
+            match host.io.pdu().await {
+                support::Pdu::Data { .. } => data += 1,
+                support::Pdu::Response(completion) => {
+                    assert_eq!(completion.status(), Status::SUCCESS);
+                    ended += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(data, 250);
+        drop(host);
+        server.is_sound().await;
+    });
+}
+
+#[test]
+fn a_ceiling_that_all_connections_reach_together() {
+    on_each_driver(async || {
+        let config = TargetConfig {
+            slow_peer_timeout: std::time::Duration::from_secs(5),
+            ..TargetConfig::default()
+        };
+        let server = Server::of(config, Gate::memory());
+        let host = Host::attach(&server, &Options::default()).await;
+        let (mut queues, mut places) = (Vec::new(), Vec::new());
+        for qid in 2..8 {
+            let mut queue = host.queue(&server, qid).await;
+            queue.set_memory_aside().await;
+            queues.push(queue);
+            places.push(buf::alloc(8 << 10).await);
+        }
+        let limit = buf::memory_limit();
+        // Each asks to write 4 MiB; all together they may have 2.
+        buf::set_memory_limit(memory_in_use() + (2 << 20));
+        let bytes = 256 << 10;
+        for (number, queue) in queues.iter_mut().enumerate() {
+            let mut pdus = Vec::new();
+            for cid in 0..16 {
+                let sgl = SglDescriptor::transport(bytes as u32);
+                let start = (number * 16 + cid) as u64 * 512;
+                let command = Sqe::write(cid as u16, 1, range(start, 512, bytes), false, sgl);
+                pdus.extend(queue.capsule(&command, &[]));
+            }
+            queue.send(&pdus).await;
+        }
+        let mut tasks = Vec::new();
+        for (mut queue, mut place) in queues.into_iter().zip(places) {
+            tasks.push(flagstone_runtime::spawn(async move {
+                let mut ended = 0;
+                while ended < 16 {
+                    match queue.pdu().await {
+                        support::Pdu::R2t(r2t) => {
+                            let data = pattern(r2t.cid.get().into(), bytes);
+                            let pdus = queue.data_for(&r2t, &data);
+                            place = queue.send_through(place, &pdus).await;
+                        }
+                        support::Pdu::Response(completion) => {
+                            assert_eq!(completion.status(), Status::SUCCESS);
+                            ended += 1;
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+        buf::set_memory_limit(limit);
+        drop(host);
+        server.is_sound().await;
+    });
+}
