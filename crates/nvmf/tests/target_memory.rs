@@ -11,27 +11,29 @@ use flagstone_nvmf::target::TargetConfig;
 use flagstone_runtime::{buf, time};
 
 use support::client::range;
-use support::{Gate, Host, Options, Server, eventually, memory_in_use, on_each_driver, pattern};
+use support::{
+    Client, Gate, Host, Options, Server, eventually, memory_in_use, on_each_driver, pattern,
+};
 
 const BLOCK: u64 = 4096;
 const DEPTH: usize = 128;
 const IDLE_BYTES: usize = 64 << 10;
 const BUSY_BYTES: usize = 1 << 20;
 
-fn writes(host: &Host, count: usize, bytes: usize) -> Vec<u8> {
+fn writes(io: &Client, count: usize, bytes: usize) -> Vec<u8> {
     let mut pdus = Vec::new();
     for cid in 0..count {
         let sgl = SglDescriptor::in_capsule(bytes as u32);
         let start = (cid * bytes) as u64 / BLOCK;
         let command = Sqe::write(cid as u16, 1, range(start, BLOCK, bytes), false, sgl);
-        pdus.extend(host.io.capsule(&command, &pattern(cid as u64, bytes)));
+        pdus.extend(io.capsule(&command, &pattern(cid as u64, bytes)));
     }
     pdus
 }
 
-async fn answered(host: &mut Host, count: usize) {
+async fn answered(io: &mut Client, count: usize) {
     for _ in 0..count {
-        assert_eq!(host.io.response().await.status(), Status::SUCCESS);
+        assert_eq!(io.response().await.status(), Status::SUCCESS);
     }
 }
 
@@ -75,13 +77,13 @@ fn a_busy_connection_holds_little_beyond_its_payload() {
         let before = memory_in_use();
         for _ in 0..20 {
             server.gate.close();
-            let pdus = writes(&host, DEPTH - 1, 4096);
+            let pdus = writes(&host.io, DEPTH - 1, 4096);
             host.io.send(&pdus).await;
             eventually("all are under way", || server.gate.inside() == DEPTH - 1).await;
             let held = memory_in_use() - before;
             assert!(held <= DEPTH * 4096 + BUSY_BYTES, "{held}");
             server.gate.open();
-            answered(&mut host, DEPTH - 1).await;
+            answered(&mut host.io, DEPTH - 1).await;
         }
         drop(host);
         server.is_sound().await;
@@ -96,7 +98,7 @@ fn commands_are_answered_when_there_is_no_memory() {
         let options = Options { entries: 600, flow_control: true, ..Options::default() };
         let mut host = Host::attach(&server, &options).await;
         server.gate.close();
-        let mut pdus = writes(&host, 250, 4096);
+        let mut pdus = writes(&host.io, 250, 4096);
         for cid in 250..500 {
             let command = Sqe::read(cid, 1, range(u64::from(cid), BLOCK, 4096), 4096);
             pdus.extend(host.io.capsule(&command, &[]));
@@ -133,11 +135,17 @@ fn a_ceiling_that_all_connections_reach_together() {
             slow_peer_timeout: std::time::Duration::from_secs(5),
             ..TargetConfig::default()
         };
-        let server = Server::of(config, Gate::memory());
+        let server = Server::of(config, Gate::disk());
         let host = Host::attach(&server, &Options::default()).await;
         let (mut queues, mut places) = (Vec::new(), Vec::new());
         for qid in 2..8 {
             let mut queue = host.queue(&server, qid).await;
+            // Much traffic, so that much is received at a time.
+            for _ in 0..20 {
+                let pdus = writes(&queue, 120, 8192);
+                queue.send(&pdus).await;
+                answered(&mut queue, 120).await;
+            }
             queue.set_memory_aside().await;
             queues.push(queue);
             places.push(buf::alloc(8 << 10).await);
@@ -150,8 +158,8 @@ fn a_ceiling_that_all_connections_reach_together() {
             let mut pdus = Vec::new();
             for cid in 0..16 {
                 let sgl = SglDescriptor::transport(bytes as u32);
-                let start = (number * 16 + cid) as u64 * 512;
-                let command = Sqe::write(cid as u16, 1, range(start, 512, bytes), false, sgl);
+                let start = (number * 16 + cid) as u64 * 64;
+                let command = Sqe::write(cid as u16, 1, range(start, BLOCK, bytes), false, sgl);
                 pdus.extend(queue.capsule(&command, &[]));
             }
             queue.send(&pdus).await;

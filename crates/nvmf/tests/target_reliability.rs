@@ -217,7 +217,7 @@ fn more_data_to_ask_for_than_a_connection_may_hold() {
         }
         assert!(most - before <= 8 * BIG + (1 << 20), "{}", most - before);
         for cid in 0..100 {
-            let start = u64::from(cid) * 256;
+            let start = cid * 256;
             assert_eq!(host.io.read(1, start, BLOCK, BIG).await.unwrap(), pattern(cid, BIG));
         }
         drop(host);

@@ -3,7 +3,8 @@
 //! Every test runs on io_uring, on threads and in simulated worlds, and ends with the same check:
 //! the target serves a well-behaved host still, has no controllers when that one is gone, and
 //! neither a task, an operation in flight nor a byte of pooled memory is left over.
-#![allow(dead_code, missing_docs, unreachable_pub)]
+// Each test file takes what it needs.
+#![allow(dead_code, missing_docs, unreachable_pub, unused_imports)]
 
 pub mod client;
 pub mod device;
