@@ -56,7 +56,7 @@ pub(crate) struct Connection {
     ungranted: RefCell<VecDeque<(Sqe, usize)>>,
     /// Nothing more is received: nothing more is asked for.
     ended: Cell<bool>,
-    /// Rung when the two above fall, and when a send has ended.
+    /// Rung when what is in hand falls, and when a send has ended.
     room: Rc<sync::Notify>,
     /// PDUs received: what the watchdog looks at.
     received: Cell<u64>,
