@@ -1,6 +1,8 @@
 //! What the tests of the host share: both drivers, and a real target on a free port.
 #![allow(missing_docs, unreachable_pub, dead_code, reason = "each test program uses its part")]
 
+pub mod fake;
+
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
