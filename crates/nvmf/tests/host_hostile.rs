@@ -471,7 +471,11 @@ fn a_command_that_breaks_every_connection_fails_in_the_end() {
 fn keep_alives_that_are_not_answered_break_the_association() {
     on_each_driver(1, async || {
         let fake = Fake::start(Quirks::default());
-        let options = HostOptions { keep_alive: Duration::from_millis(40), ..options() };
+        let options = HostOptions {
+            keep_alive: Duration::from_millis(40),
+            connect_timeout: Duration::from_millis(100),
+            ..options()
+        };
         let device = connect(&fake, options).await.unwrap();
         fake.state.silent_after.set(0);
         while fake.state.connections.get() < 3 {

@@ -2,7 +2,8 @@
 //!
 //! Tasks of one core push headers and payloads; a sender task sends what has gathered, one send in
 //! flight at a time. While it is in flight more gathers, so batches grow with the load and a lone
-//! response goes out at once.
+//! response goes out at once. Headers with no payload between them lie together and go as one
+//! segment.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -16,9 +17,7 @@ use crate::limits::TX_HEADER_BLOCK_BYTES;
 /// The sending half of a connection.
 pub(crate) struct Tx {
     stream: Stream,
-    queue: RefCell<SendList>,
-    /// Headers are cut from this block, one after the other.
-    headers: RefCell<Option<BufMut>>,
+    queue: RefCell<Gathered>,
     more: sync::Notify,
     state: Cell<State>,
     /// Bytes sent since the start: what a watchdog looks at.
@@ -28,6 +27,60 @@ pub(crate) struct Tx {
     queued_bytes: Cell<usize>,
     /// Rung whenever a send has ended.
     progress: Rc<sync::Notify>,
+}
+
+/// What waits to be sent.
+struct Gathered {
+    list: SendList,
+    /// Headers are written to this block, one after the other.
+    block: BufMut,
+    /// Bytes of headers at its front, which come after all that is in the list.
+    written: usize,
+}
+
+impl Gathered {
+    fn new() -> Gathered {
+        // The first header takes a block of its own.
+        Gathered { list: SendList::new(), block: buf::alloc_small(0), written: 0 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.written == 0 && self.list.is_empty()
+    }
+
+    /// Writes a header of at most `max` bytes; its length.
+    #[inline]
+    fn header(
+        &mut self,
+        max: usize,
+        write: impl FnOnce(&mut [u8]) -> Option<usize>,
+    ) -> Option<usize> {
+        if self.block.len() - self.written < max {
+            self.seal();
+            self.block = buf::alloc_small(TX_HEADER_BLOCK_BYTES.max(max));
+        }
+        let len = write(&mut self.block[self.written..self.written + max])?;
+        self.written += len;
+        Some(len)
+    }
+
+    /// Moves the headers into the list.
+    fn seal(&mut self) {
+        if self.written > 0 {
+            self.list.push(self.block.split_to(self.written).freeze());
+            self.written = 0;
+        }
+    }
+
+    fn push(&mut self, payload: Buf) {
+        self.seal();
+        self.list.push(payload);
+    }
+
+    fn clear(&mut self) {
+        self.written = 0;
+        self.list.clear();
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +97,7 @@ impl Tx {
     pub(crate) fn new(stream: Stream, progress: Rc<sync::Notify>) -> Tx {
         Tx {
             stream,
-            queue: RefCell::new(SendList::new()),
-            headers: RefCell::new(None),
+            queue: RefCell::new(Gathered::new()),
             more: sync::Notify::new(),
             state: Cell::new(State::Open),
             sent_bytes: Cell::new(0),
@@ -55,40 +107,42 @@ impl Tx {
         }
     }
 
-    /// Pushes a header of at most `max` bytes, which `write` writes and whose length it returns.
-    /// False when memory for it is not to be had, or `write` refuses: then nothing was pushed.
+    /// Pushes a header of at most `max` bytes, 4 KiB at most, which `write` writes and whose length
+    /// it returns. False when `write` refuses: then nothing was pushed.
     #[inline]
     pub(crate) fn header(
         &self,
         max: usize,
         write: impl FnOnce(&mut [u8]) -> Option<usize>,
     ) -> bool {
-        let mut headers = self.headers.borrow_mut();
-        if headers.as_ref().is_none_or(|block| block.len() < max) {
-            *headers = buf::try_alloc(TX_HEADER_BLOCK_BYTES);
-        }
-        let Some(block) = headers.as_mut() else { return false };
-        let Some(len) = write(&mut block[..max]) else { return false };
-        let header = block.split_to(len).freeze();
-        drop(headers);
-        self.push(header);
-        true
+        self.gather(|queue| queue.header(max, write))
     }
 
     /// Pushes a payload.
     #[inline]
     pub(crate) fn push(&self, payload: Buf) {
+        self.gather(|queue| {
+            let len = payload.len();
+            queue.push(payload);
+            Some(len)
+        });
+    }
+
+    /// Adds to what waits, unless nothing is to be sent any more; true when `add` did.
+    #[inline]
+    fn gather(&self, add: impl FnOnce(&mut Gathered) -> Option<usize>) -> bool {
         if self.state.get() != State::Open {
-            return;
+            return true;
         }
         let mut queue = self.queue.borrow_mut();
         let first = queue.is_empty();
-        self.queued_bytes.set(self.queued_bytes.get() + payload.len());
-        queue.push(payload);
+        let Some(len) = add(&mut queue) else { return false };
         drop(queue);
+        self.queued_bytes.set(self.queued_bytes.get() + len);
         if first {
             self.more.notify();
         }
+        true
     }
 
     /// Bytes sent since the connection began.
@@ -140,7 +194,11 @@ impl Tx {
             if !go_on {
                 return Ok(());
             }
-            std::mem::swap(&mut list, &mut *self.queue.borrow_mut());
+            {
+                let mut queue = self.queue.borrow_mut();
+                queue.seal();
+                std::mem::swap(&mut list, &mut queue.list);
+            }
             self.in_flight.set(true);
             while !list.is_empty() {
                 let (result, rest) = self.stream.send(list).await;
