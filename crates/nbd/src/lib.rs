@@ -3,6 +3,8 @@
 //! - [`wire`]: the format, no I/O; [`handshake`] and [`session`]: what it means, no I/O either, so
 //!   they are tested and fuzzed as functions of bytes;
 //! - [`server`]: [`Server`] offers [`Exports`] over TCP or Unix sockets;
+//! - [`client`]: [`NbdDevice`] is an export of some server;
+//! - [`fuzz`]: all that reads bytes from outside, as functions of bytes;
 //! - [`limits`]: what bounds memory and patience.
 //!
 //! # Which ranges may a client ask for?
@@ -13,14 +15,18 @@
 //! all other NBD writes of the export, and slowly. Changes that reach the same device by another
 //! way than NBD are not kept apart from these.
 
+pub mod client;
 pub mod export;
+pub mod fuzz;
 mod gate;
 pub mod handshake;
 pub mod limits;
 pub mod server;
 pub mod session;
 mod staging;
+mod testing;
 pub mod wire;
 
+pub use client::{ClientOptions, ConnectError, NbdDevice};
 pub use export::{Export, ExportError, Exports};
 pub use server::{Drain, Outcome, Server, ServerOptions};

@@ -73,3 +73,40 @@ pub const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that one server serves at a time; more are closed at once. Idle ones cost
 /// [`STAGING_MIN_BYTES`] and a few KiB each.
 pub const MAX_CONNECTIONS: usize = 1024;
+
+/// Client: requests of one connection that are on the wire; more wait in the order they came.
+pub const CLIENT_WINDOW: usize = 128;
+
+/// Client: longest data of one reply to an option, in bytes.
+pub const MAX_OPTION_REPLY_BYTES: u32 = 64 << 10;
+
+/// Client: replies to one option; a server that says more never ends.
+pub const MAX_OPTION_REPLIES: u32 = 1024;
+
+/// Client: longest message of an error chunk, in bytes, with the chunk's own fields.
+pub const MAX_ERROR_CHUNK_BYTES: u32 = 4096 + 16;
+
+/// Client: pieces out of order that a read's reply may come in before the server is given up.
+pub const MAX_SCATTERED_CHUNKS: usize = 1024;
+
+/// Client: longest trim or write of zeroes in one request, in bytes; longer ones are cut.
+pub const CLIENT_EFFECT_BYTES: u64 = 1 << 30;
+
+/// Client: piece in which zeroes are written to a server that cannot write zeroes, in bytes.
+pub const CLIENT_ZERO_PIECE_BYTES: usize = 64 << 10;
+
+/// Client: pause after the first failed attempt to connect again; it doubles up to
+/// [`RECONNECT_MAX`].
+pub const RECONNECT_MIN: Duration = Duration::from_millis(20);
+
+/// Client: longest pause between attempts to connect again.
+pub const RECONNECT_MAX: Duration = Duration::from_secs(1);
+
+/// Client: an attempt to connect and negotiate may take this long.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Client: a connection on which a request stays unanswered for this long is replaced.
+pub const STALL_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Client: a request that could not be answered on any connection for this long fails.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);

@@ -173,3 +173,122 @@ fn allowed_flags(kind: u16, structured: bool) -> u16 {
     };
     extra | command_flag::FUA
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::NoData;
+    use crate::wire::request::Cookie;
+
+    fn session(structured: bool, sized: bool) -> Session {
+        let device = NoData::shared(Geometry::new(1 << 20, 4096));
+        Session::new(Arc::new(Export::new("x", device)), structured, sized)
+    }
+
+    fn ask(
+        session: &Session,
+        kind: u16,
+        flags: u16,
+        offset: u64,
+        len: u32,
+    ) -> Result<Action, Errno> {
+        session.admit(&Request { flags, command: kind, cookie: Cookie(1), offset, len })
+    }
+
+    #[test]
+    fn ranges_beyond_the_end_are_refused_as_the_protocol_says() {
+        let session = session(true, true);
+        for (kind, error) in [
+            (command::READ, Errno::INVAL),
+            (command::TRIM, Errno::INVAL),
+            (command::CACHE, Errno::INVAL),
+            (command::WRITE, Errno::NOSPC),
+            (command::WRITE_ZEROES, Errno::NOSPC),
+        ] {
+            for offset in [1 << 20, (1 << 20) - 4096, u64::MAX - 4095, u64::MAX - 8191] {
+                assert_eq!(ask(&session, kind, 0, offset, 8192), Err(error), "{kind} {offset}");
+            }
+            assert!(ask(&session, kind, 0, (1 << 20) - 8192, 8192).is_ok());
+        }
+    }
+
+    #[test]
+    fn an_empty_range_is_invalid() {
+        for sized in [false, true] {
+            for kind in [0, 1, 4, 5, 6, 7] {
+                assert_eq!(ask(&session(true, sized), kind, 0, 0, 0), Err(Errno::INVAL));
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_blocks_are_for_clients_that_promised_nothing() {
+        assert_eq!(ask(&session(true, true), command::READ, 0, 512, 512), Err(Errno::INVAL));
+        assert!(ask(&session(true, false), command::READ, 0, 513, 1).is_ok());
+        assert!(ask(&session(true, false), command::WRITE, 0, 513, 1).is_ok());
+    }
+
+    #[test]
+    fn too_long_is_overflow_for_structured_reads_and_invalid_otherwise() {
+        let device = NoData::shared(Geometry::new(1 << 40, 512));
+        let export = Arc::new(Export::new("x", device));
+        let long = MAX_REQUEST_BYTES + 512;
+        for (structured, error) in [(true, Errno::OVERFLOW), (false, Errno::INVAL)] {
+            let session = Session::new(export.clone(), structured, true);
+            assert_eq!(ask(&session, command::READ, 0, 0, long), Err(error));
+            assert_eq!(ask(&session, command::WRITE, 0, 0, long), Err(Errno::INVAL));
+            assert!(ask(&session, command::READ, 0, 0, MAX_REQUEST_BYTES).is_ok());
+            // Effects have no such limit.
+            assert!(ask(&session, command::TRIM, 0, 0, u32::MAX - 511).is_ok());
+        }
+    }
+
+    #[test]
+    fn unknown_commands_and_flags_are_invalid() {
+        let session = session(false, true);
+        for kind in [7, 8, 9, 100, u16::MAX] {
+            assert_eq!(ask(&session, kind, 0, 0, 4096), Err(Errno::INVAL));
+        }
+        for kind in [command::READ, command::WRITE, command::TRIM, command::CACHE] {
+            assert_eq!(ask(&session, kind, 0x100, 0, 4096), Err(Errno::INVAL));
+            assert_eq!(ask(&session, kind, command_flag::NO_HOLE, 0, 4096), Err(Errno::INVAL));
+            assert!(ask(&session, kind, command_flag::FUA, 0, 4096).is_ok());
+        }
+        // DF belongs to structured replies.
+        assert_eq!(ask(&session, command::READ, command_flag::DF, 0, 4096), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn a_flush_has_no_range_and_a_disconnect_is_one_whatever_its_flags() {
+        let session = session(true, true);
+        assert_eq!(ask(&session, command::FLUSH, command_flag::FUA, 0, 0), Ok(Action::Flush));
+        assert_eq!(ask(&session, command::FLUSH, 0, 0, 4096), Err(Errno::INVAL));
+        assert_eq!(ask(&session, command::DISC, u16::MAX, 7, 7), Ok(Action::Disconnect));
+    }
+
+    #[test]
+    fn changes_of_a_read_only_export_are_not_permitted() {
+        let device = NoData::shared(Geometry::new(1 << 20, 512));
+        let export = Arc::new(Export::new("x", device).read_only(true));
+        let session = Session::new(export, true, true);
+        for kind in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
+            assert_eq!(ask(&session, kind, 0, 0, 512), Err(Errno::PERM));
+        }
+        assert!(ask(&session, command::READ, 0, 0, 512).is_ok());
+    }
+
+    #[test]
+    fn fast_zeroes_are_refused_where_they_would_be_slow() {
+        let fast = command_flag::FAST_ZERO;
+        let slow = Geometry { can_write_zeroes: false, ..Geometry::new(1 << 20, 512) };
+        let slow = Session::new(Arc::new(Export::new("x", NoData::shared(slow))), true, true);
+        assert_eq!(ask(&slow, command::WRITE_ZEROES, fast, 0, 512), Err(Errno::NOTSUP));
+        assert!(ask(&slow, command::WRITE_ZEROES, 0, 0, 512).is_ok());
+        let plain = session(true, false);
+        assert_eq!(ask(&plain, command::WRITE_ZEROES, fast, 1, 4096), Err(Errno::NOTSUP));
+        let flags = ZeroFlags { fua: true, may_deallocate: false, fast_only: true };
+        let all = fast | command_flag::FUA | command_flag::NO_HOLE;
+        let zeroes = Action::Zeroes { offset: 0, len: 4096, flags };
+        assert_eq!(ask(&plain, command::WRITE_ZEROES, all, 0, 4096), Ok(zeroes));
+    }
+}

@@ -183,9 +183,8 @@ impl Staging {
             self.consume(len);
             return Ok(Payload { data: own.freeze(), pin: None });
         }
-        let own = buf::alloc(len).await;
-        let own = self.receive_into(stream, own).await?;
-        Ok(Payload { data: own.freeze(), pin: None })
+        let (result, own) = self.receive_into(stream, buf::alloc(len).await).await;
+        result.map(|()| Payload { data: own.freeze(), pin: None })
     }
 
     fn is_aligned(&self, align: usize) -> bool {
@@ -199,7 +198,7 @@ impl Staging {
         &mut self,
         stream: &Stream,
         mut own: BufMut,
-    ) -> io::Result<BufMut> {
+    ) -> (io::Result<()>, BufMut) {
         let here = self.unread().len().min(own.len());
         own[..here].copy_from_slice(&self.unread()[..here]);
         self.consume(here);
@@ -223,15 +222,16 @@ impl Staging {
             rejoin(&mut block, rest);
             self.buf = Some(block);
             self.progressed();
-            match result? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                count => {
+            match result {
+                Ok(0) => return (Err(io::ErrorKind::UnexpectedEof.into()), own),
+                Ok(count) => {
                     have += count.min(missing);
                     self.end += count.saturating_sub(missing);
                 }
+                Err(error) => return (Err(error), own),
             }
         }
-        Ok(own)
+        (Ok(()), own)
     }
 
     /// Throws the next `len` bytes of the stream away.

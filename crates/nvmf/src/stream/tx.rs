@@ -2,8 +2,7 @@
 //!
 //! Tasks of one core push headers and payloads; a sender task sends what has gathered, one send in
 //! flight at a time. While it is in flight more gathers, so batches grow with the load and a lone
-//! response goes out at once. Headers with no payload between them lie together and go as one
-//! segment.
+//! response goes out at once.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -17,7 +16,7 @@ use crate::limits::TX_HEADER_BLOCK_BYTES;
 /// The sending half of a connection.
 pub(crate) struct Tx {
     stream: Stream,
-    queue: RefCell<Gathered>,
+    out: RefCell<Out>,
     more: sync::Notify,
     state: Cell<State>,
     /// Bytes sent since the start: what a watchdog looks at.
@@ -30,56 +29,30 @@ pub(crate) struct Tx {
 }
 
 /// What waits to be sent.
-struct Gathered {
+struct Out {
     list: SendList,
-    /// Headers are written to this block, one after the other.
-    block: BufMut,
-    /// Bytes of headers at its front, which come after all that is in the list.
-    written: usize,
+    /// Headers are written into this block, one after the other.
+    headers: Option<BufMut>,
+    /// Bytes at the start of `headers` that belong behind the list. Headers that follow each other
+    /// become one buffer.
+    run: usize,
 }
 
-impl Gathered {
-    fn new() -> Gathered {
-        // The first header takes a block of its own.
-        Gathered { list: SendList::new(), block: buf::alloc_small(0), written: 0 }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.written == 0 && self.list.is_empty()
-    }
-
-    /// Writes a header of at most `max` bytes; its length.
+impl Out {
+    /// Moves the headers written so far behind the list.
     #[inline]
-    fn header(
-        &mut self,
-        max: usize,
-        write: impl FnOnce(&mut [u8]) -> Option<usize>,
-    ) -> Option<usize> {
-        if self.block.len() - self.written < max {
-            self.seal();
-            self.block = buf::alloc_small(TX_HEADER_BLOCK_BYTES.max(max));
-        }
-        let len = write(&mut self.block[self.written..self.written + max])?;
-        self.written += len;
-        Some(len)
-    }
-
-    /// Moves the headers into the list.
-    fn seal(&mut self) {
-        if self.written > 0 {
-            self.list.push(self.block.split_to(self.written).freeze());
-            self.written = 0;
+    fn close_run(&mut self) {
+        if self.run > 0
+            && let Some(block) = &mut self.headers
+        {
+            self.list.push(block.split_to(self.run).freeze());
+            self.run = 0;
         }
     }
 
-    fn push(&mut self, payload: Buf) {
-        self.seal();
-        self.list.push(payload);
-    }
-
-    fn clear(&mut self) {
-        self.written = 0;
-        self.list.clear();
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.run == 0 && self.list.is_empty()
     }
 }
 
@@ -97,7 +70,7 @@ impl Tx {
     pub(crate) fn new(stream: Stream, progress: Rc<sync::Notify>) -> Tx {
         Tx {
             stream,
-            queue: RefCell::new(Gathered::new()),
+            out: RefCell::new(Out { list: SendList::new(), headers: None, run: 0 }),
             more: sync::Notify::new(),
             state: Cell::new(State::Open),
             sent_bytes: Cell::new(0),
@@ -107,42 +80,47 @@ impl Tx {
         }
     }
 
-    /// Pushes a header of at most `max` bytes, 4 KiB at most, which `write` writes and whose length
-    /// it returns. False when `write` refuses: then nothing was pushed.
+    /// Pushes a header of at most `max` bytes, which `write` writes and whose length it returns.
+    /// False when memory for it is not to be had, or `write` refuses: then nothing was pushed.
     #[inline]
-    pub(crate) fn header(
-        &self,
-        max: usize,
-        write: impl FnOnce(&mut [u8]) -> Option<usize>,
-    ) -> bool {
-        self.gather(|queue| queue.header(max, write))
+    pub(crate) fn header(&self, max: usize, write: impl FnOnce(&mut [u8]) -> Option<usize>) {
+        if self.state.get() != State::Open {
+            return;
+        }
+        let mut out = self.out.borrow_mut();
+        let out = &mut *out;
+        let first = out.is_empty();
+        if out.headers.as_ref().is_none_or(|block| block.len() - out.run < max) {
+            out.close_run();
+            out.headers = Some(buf::alloc_small(TX_HEADER_BLOCK_BYTES));
+        }
+        let block = out.headers.as_mut().expect("made above");
+        let place = &mut block[out.run..out.run + max];
+        let len = write(place).expect("room for the longest header");
+        out.run += len;
+        self.queued(len, first);
     }
 
     /// Pushes a payload.
     #[inline]
     pub(crate) fn push(&self, payload: Buf) {
-        self.gather(|queue| {
-            let len = payload.len();
-            queue.push(payload);
-            Some(len)
-        });
+        if self.state.get() != State::Open {
+            return;
+        }
+        let mut out = self.out.borrow_mut();
+        let first = out.is_empty();
+        out.close_run();
+        let len = payload.len();
+        out.list.push(payload);
+        self.queued(len, first);
     }
 
-    /// Adds to what waits, unless nothing is to be sent any more; true when `add` did.
     #[inline]
-    fn gather(&self, add: impl FnOnce(&mut Gathered) -> Option<usize>) -> bool {
-        if self.state.get() != State::Open {
-            return true;
-        }
-        let mut queue = self.queue.borrow_mut();
-        let first = queue.is_empty();
-        let Some(len) = add(&mut queue) else { return false };
-        drop(queue);
+    fn queued(&self, len: usize, first: bool) {
         self.queued_bytes.set(self.queued_bytes.get() + len);
         if first {
             self.more.notify();
         }
-        true
     }
 
     /// Bytes sent since the connection began.
@@ -157,7 +135,7 @@ impl Tx {
 
     /// True while something waits to be sent or is being sent.
     pub(crate) fn is_busy(&self) -> bool {
-        self.in_flight.get() || !self.queue.borrow().is_empty()
+        self.in_flight.get() || !self.out.borrow().is_empty()
     }
 
     /// No more will be pushed; [`Tx::run`] ends when all has been sent.
@@ -171,7 +149,11 @@ impl Tx {
     /// Drops what has not been sent; [`Tx::run`] ends.
     pub(crate) fn close(&self) {
         self.state.set(State::Closed);
-        self.queue.borrow_mut().clear();
+        let mut out = self.out.borrow_mut();
+        out.list.clear();
+        out.headers = None;
+        out.run = 0;
+        drop(out);
         self.queued_bytes.set(0);
         self.more.notify();
         self.progress.notify();
@@ -194,11 +176,7 @@ impl Tx {
             if !go_on {
                 return Ok(());
             }
-            {
-                let mut queue = self.queue.borrow_mut();
-                queue.seal();
-                std::mem::swap(&mut list, &mut queue.list);
-            }
+            self.take_out(&mut list);
             self.in_flight.set(true);
             while !list.is_empty() {
                 let (result, rest) = self.stream.send(list).await;
@@ -217,6 +195,13 @@ impl Tx {
         }
     }
 
+    /// Takes all that waits, for the empty list.
+    fn take_out(&self, empty: &mut SendList) {
+        let mut out = self.out.borrow_mut();
+        out.close_run();
+        std::mem::swap(empty, &mut out.list);
+    }
+
     fn sent(&self, count: usize) {
         self.sent_bytes.set(self.sent_bytes.get() + count as u64);
         // Closing forgets what is queued while a send is in flight.
@@ -226,7 +211,7 @@ impl Tx {
 
     /// Whether to send (true) or to end (false); `None` to wait.
     fn next(&self) -> Option<bool> {
-        match (self.state.get(), self.queue.borrow().is_empty()) {
+        match (self.state.get(), self.out.borrow().is_empty()) {
             (State::Closed, _) | (State::Finishing, true) => Some(false),
             (_, false) => Some(true),
             (State::Open, true) => None,

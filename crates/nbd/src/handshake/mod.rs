@@ -208,3 +208,6 @@ impl Handshake {
 fn no_data(data: &[u8]) -> Result<(), InvalidOption> {
     if data.is_empty() { Ok(()) } else { Err(InvalidOption::Unexpected) }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,322 @@
+//! The `nbd://` leaf: a block device that is an export of some NBD server.
+//!
+//! Each core has a connection of its own, made when it is first needed, if the server allows that
+//! (CAN_MULTI_CONN); otherwise all calls go, copied, over the core that opened the device. Requests
+//! of a core are pipelined, up to [`crate::limits::CLIENT_WINDOW`] on the wire.
+//!
+//! # When the connection is lost
+//! The device connects again, with growing pauses, and sends what was not answered once more, until
+//! [`ClientOptions::request_timeout`]. Reads, writes, zeroes, trims and flushes may be carried out
+//! twice without harm. (A server that still carries out an old connection's write after it has
+//! answered the new one's would do harm, and no NBD client can know; ours finishes an old
+//! connection's requests in the order in which they came and within the time of its device.)
+//!
+//! Writes that were answered but not flushed are another matter: a server that crashed has lost
+//! them if they were in a volatile cache, and NBD does not tell a server that crashed from a network
+//! that failed. So when a connection is lost while such writes exist, the next flush fails with
+//! [`IoError::Poisoned`], and so does all that comes after, until the device is opened again. Who
+//! knows that the server never loses what it answered says so
+//! ([`ClientOptions::server_is_durable`]). A server that does not offer FLUSH counts as such.
+
+mod coverage;
+mod link;
+pub mod negotiate;
+mod relay;
+mod replies;
+mod slots;
+mod target;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
+use flagstone_runtime::net::Address;
+use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, buf, spawn_detached};
+
+pub use target::{ClientOptions, ConnectError};
+
+use crate::limits::{CLIENT_EFFECT_BYTES, CLIENT_ZERO_PIECE_BYTES, MAX_REQUEST_BYTES};
+use crate::wire::request::{Cookie, Request, command, command_flag};
+use crate::wire::transmission_flag as flag;
+use link::{Link, Outcome};
+use negotiate::ServerInfo;
+use slots::Data;
+use target::{Established, Target};
+
+/// A remote export as a block device. See the module for what happens when the server goes away.
+#[derive(Debug)]
+pub struct NbdDevice(Arc<Inner>);
+
+impl NbdDevice {
+    /// Connects from this core and opens `export`; the empty name is the server's default.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; there is no second attempt.
+    pub async fn connect(
+        address: Address,
+        export: &str,
+        options: ClientOptions,
+    ) -> Result<Arc<NbdDevice>, ConnectError> {
+        let (target, first) = Target::open(address, export, options).await?;
+        let core = flagstone_runtime::core_index();
+        let several = target.info.has(flag::CAN_MULTI_CONN);
+        let home = (!several).then(|| (core, flagstone_runtime::cores()[core].clone()));
+        let (geometry, piece_bytes) = shape(&target.info);
+        let target = Arc::new(target);
+        let inner =
+            Arc::new(Inner { target, geometry, piece_bytes, links: CoreLocal::new(), home });
+        inner.link(Some(first));
+        Ok(Arc::new(NbdDevice(inner)))
+    }
+}
+
+impl Drop for NbdDevice {
+    fn drop(&mut self) {
+        self.0.target.closing.begin();
+    }
+}
+
+/// The geometry that a server's words amount to, and the longest read or write in one request.
+fn shape(info: &ServerInfo) -> (Geometry, usize) {
+    let [minimum, preferred, maximum] = info.block_sizes;
+    let block_bytes = minimum.max(512);
+    let size_bytes = info.size_bytes - info.size_bytes % u64::from(block_bytes);
+    let geometry = Geometry {
+        physical_block_bytes: preferred.max(block_bytes),
+        volatile_cache: info.has(flag::SEND_FLUSH),
+        read_only: info.has(flag::READ_ONLY),
+        can_discard: info.has(flag::SEND_TRIM),
+        can_write_zeroes: info.has(flag::SEND_WRITE_ZEROES),
+        ..Geometry::new(size_bytes, block_bytes)
+    };
+    let longest = maximum.min(MAX_REQUEST_BYTES);
+    (geometry, (longest - longest % block_bytes) as usize)
+}
+
+struct Inner {
+    target: Arc<Target>,
+    geometry: Geometry,
+    /// Longest read or write in one request, in bytes; a multiple of the block size.
+    piece_bytes: usize,
+    links: CoreLocal<Rc<Link>>,
+    /// The only core that may talk to the server, if that allows but one connection.
+    home: Option<(usize, CoreHandle)>,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "nbd://{}/{}", self.target.address, self.target.export)
+    }
+}
+
+impl Inner {
+    /// This core's link, started now if there is none.
+    fn link(self: &Arc<Self>, first: Option<Established>) -> Rc<Link> {
+        if let Some(link) = self.links.get() {
+            return Rc::clone(&link);
+        }
+        let link = Link::start(self.target.clone(), first);
+        self.links.get_or_init(|| link.clone());
+        let (inner, closing) = (self.clone(), link.clone());
+        spawn_detached(async move {
+            inner.target.closing.begun().await;
+            drop(inner.links.take());
+            closing.close();
+        });
+        link
+    }
+
+    /// The core to call, if it is not this one.
+    fn elsewhere(&self) -> Option<&CoreHandle> {
+        let (core, handle) = self.home.as_ref()?;
+        (*core != flagstone_runtime::core_index()).then_some(handle)
+    }
+
+    fn submit(
+        self: &Arc<Self>,
+        command: u16,
+        flags: u16,
+        range: (u64, u64),
+        data: Data,
+    ) -> Outcome {
+        let (offset, len) = (range.0, range.1 as u32);
+        let request = Request { flags, command, cookie: Cookie(0), offset, len };
+        self.link(None).submit(request, data)
+    }
+
+    fn read(self: &Arc<Self>, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        let len = buf.len();
+        if len <= self.piece_bytes {
+            let data = Data::Read(buf);
+            let outcome = self.submit(command::READ, 0, (offset, len as u64), data);
+            return IoFuture::later(async move { outcome.await?.ok_or(IoError::ReadFault) });
+        }
+        let inner = self.clone();
+        IoFuture::later(async move {
+            let mut rest = buf;
+            let mut done = rest.split_to(0);
+            while !rest.is_empty() {
+                let piece = rest.split_to(inner.piece_bytes.min(rest.len()));
+                let piece = inner.read(offset + done.len() as u64, piece).await?;
+                done.unsplit(piece).map_err(|_| IoError::ReadFault)?;
+            }
+            Ok(done)
+        })
+    }
+
+    fn write(self: &Arc<Self>, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let by_flush = fua && !self.target.info.has(flag::SEND_FUA);
+        let len = data.len();
+        if len <= self.piece_bytes && !by_flush {
+            let flags = if fua { command_flag::FUA } else { 0 };
+            let range = (offset, len as u64);
+            let outcome = self.submit(command::WRITE, flags, range, Data::Write(data));
+            return IoFuture::later(async move { outcome.await.map(drop) });
+        }
+        let inner = self.clone();
+        IoFuture::later(async move {
+            let mut done = 0;
+            while done < len {
+                let end = len.min(done + inner.piece_bytes);
+                let piece = data.slice(done..end);
+                inner.write(offset + done as u64, piece, fua && !by_flush).await?;
+                done = end;
+            }
+            if by_flush { inner.flush().await } else { Ok(()) }
+        })
+    }
+
+    fn flush(self: &Arc<Self>) -> IoFuture<()> {
+        if !self.target.info.has(flag::SEND_FLUSH) {
+            return IoFuture::ready(Ok(()));
+        }
+        let covers = match self.target.begin_flush() {
+            Ok(covers) => covers,
+            Err(error) => return IoFuture::ready(Err(error)),
+        };
+        let outcome = self.submit(command::FLUSH, 0, (0, 0), Data::Nothing);
+        let inner = self.clone();
+        IoFuture::later(async move {
+            let result = outcome.await.map(drop);
+            inner.target.end_flush(covers, result)
+        })
+    }
+
+    /// A command without payload on a range of any length, in pieces.
+    fn affect(self: &Arc<Self>, kind: u16, flags: u16, offset: u64, len: u64) -> IoFuture<()> {
+        let inner = self.clone();
+        IoFuture::later(async move {
+            let mut done = 0;
+            while done < len {
+                let piece = (len - done).min(CLIENT_EFFECT_BYTES);
+                inner.submit(kind, flags, (offset + done, piece), Data::Nothing).await?;
+                done += piece;
+            }
+            Ok(())
+        })
+    }
+
+    fn write_zeroes(self: &Arc<Self>, offset: u64, len: u64, how: ZeroFlags) -> IoFuture<()> {
+        let info = &self.target.info;
+        let zeroes = info.has(flag::SEND_WRITE_ZEROES);
+        if how.fast_only && !(zeroes && info.has(flag::SEND_FAST_ZERO)) {
+            return IoFuture::ready(Err(IoError::Unsupported));
+        }
+        let by_flush = how.fua && !info.has(flag::SEND_FUA);
+        let inner = self.clone();
+        IoFuture::later(async move {
+            if zeroes {
+                let mut flags = if how.may_deallocate { 0 } else { command_flag::NO_HOLE };
+                if how.fast_only {
+                    flags |= command_flag::FAST_ZERO;
+                }
+                if how.fua && !by_flush {
+                    flags |= command_flag::FUA;
+                }
+                inner.affect(command::WRITE_ZEROES, flags, offset, len).await?;
+            } else {
+                inner.write_plain_zeroes(offset, len, how.fua && !by_flush).await?;
+            }
+            if by_flush { inner.flush().await } else { Ok(()) }
+        })
+    }
+
+    async fn write_plain_zeroes(
+        self: &Arc<Self>,
+        offset: u64,
+        len: u64,
+        fua: bool,
+    ) -> Result<(), IoError> {
+        let mut done = 0;
+        while done < len {
+            let piece = (len - done).min(CLIENT_ZERO_PIECE_BYTES as u64);
+            self.write(offset + done, buf::zeroes(piece as usize), fua).await?;
+            done += piece;
+        }
+        Ok(())
+    }
+}
+
+impl BlockDevice for NbdDevice {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        let checked = self.0.geometry.check_transfer(offset, buf.len());
+        if let Err(error) = self.0.target.check().and(checked) {
+            return IoFuture::ready(Err(error));
+        }
+        match self.0.elsewhere() {
+            None => self.0.read(offset, buf),
+            Some(core) => relay::read(&self.0, core, offset, buf),
+        }
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let geometry = &self.0.geometry;
+        let checked = geometry.check_change(offset, data.len() as u64);
+        let checked = checked.and(geometry.check_transfer(offset, data.len()));
+        if let Err(error) = self.0.target.check().and(checked) {
+            return IoFuture::ready(Err(error));
+        }
+        match self.0.elsewhere() {
+            None => self.0.write(offset, data, fua),
+            Some(core) => relay::write(&self.0, core, offset, &data, fua),
+        }
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        match self.0.elsewhere() {
+            None => self.0.flush(),
+            Some(core) => relay::command(&self.0, core, |inner| inner.flush()),
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        let checked = self.0.geometry.check_change(offset, len);
+        if let Err(error) = self.0.target.check().and(checked) {
+            return IoFuture::ready(Err(error));
+        }
+        if !self.0.geometry.can_discard {
+            return IoFuture::ready(Ok(()));
+        }
+        let trim = move |inner: &Arc<Inner>| inner.affect(command::TRIM, 0, offset, len);
+        match self.0.elsewhere() {
+            None => trim(&self.0),
+            Some(core) => relay::command(&self.0, core, trim),
+        }
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        let checked = self.0.geometry.check_change(offset, len);
+        if let Err(error) = self.0.target.check().and(checked) {
+            return IoFuture::ready(Err(error));
+        }
+        let zero = move |inner: &Arc<Inner>| inner.write_zeroes(offset, len, flags);
+        match self.0.elsewhere() {
+            None => zero(&self.0),
+            Some(core) => relay::command(&self.0, core, zero),
+        }
+    }
+}

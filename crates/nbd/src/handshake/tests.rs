@@ -1,0 +1,250 @@
+//! Conversations with the server's negotiation, good and bad.
+
+use super::*;
+use crate::testing::NoData;
+use crate::wire::option::{REPLY_HEADER_BYTES, ReplyHeader, info_request, put_option};
+use crate::wire::transmission_flag as flag;
+use crate::wire::{OPTION_REPLY_MAGIC, u16_at, u64_at};
+use flagstone_blockdev::Geometry;
+
+fn disks() -> Arc<Exports> {
+    let small = Export::new("small", NoData::shared(Geometry::new(1 << 20, 512)));
+    let large = Geometry { physical_block_bytes: 16384, ..Geometry::new(1 << 40, 4096) };
+    let large = Export::new("large", NoData::shared(large)).described("the large one");
+    Arc::new(Exports::new([small, large]).unwrap())
+}
+
+/// A client that has read the greeting and sent its flags.
+struct Talk {
+    server: Handshake,
+}
+
+impl Talk {
+    fn begin(exports: Arc<Exports>) -> Talk {
+        let mut out = Vec::new();
+        let mut server = Handshake::new(exports, &mut out);
+        assert_eq!(out.len(), 18);
+        let (taken, progress) = server.step(&3_u32.to_be_bytes(), &mut out);
+        assert!(taken == 4 && matches!(progress, Progress::Again));
+        Talk { server }
+    }
+
+    fn say(&mut self, option: u32, data: &[u8]) -> (Vec<(u32, Vec<u8>)>, Progress) {
+        let (mut input, mut out) = (Vec::new(), Vec::new());
+        put_option(&mut input, option, data);
+        let (taken, progress) = self.server.step(&input, &mut out);
+        if !matches!(progress, Progress::Close(_)) {
+            assert_eq!(taken, input.len());
+        }
+        (replies(&out, option), progress)
+    }
+
+    /// The one reply type of an option that leads on.
+    fn ask(&mut self, option: u32, data: &[u8]) -> u32 {
+        let (replies, progress) = self.say(option, data);
+        assert!(matches!(progress, Progress::Again) && replies.len() == 1, "{replies:?}");
+        replies[0].0
+    }
+}
+
+fn replies(mut out: &[u8], option: u32) -> Vec<(u32, Vec<u8>)> {
+    let mut replies = Vec::new();
+    while !out.is_empty() {
+        assert_eq!(u64_at(out, 0), Some(OPTION_REPLY_MAGIC));
+        let header = ReplyHeader::decode(out).unwrap().unwrap();
+        assert_eq!(header.option, option);
+        let end = REPLY_HEADER_BYTES + header.len as usize;
+        replies.push((header.kind, out[REPLY_HEADER_BYTES..end].to_vec()));
+        out = &out[end..];
+    }
+    replies
+}
+
+fn kinds(replies: &[(u32, Vec<u8>)]) -> Vec<u32> {
+    replies.iter().map(|reply| reply.0).collect()
+}
+
+#[test]
+fn go_describes_the_export_and_begins() {
+    let mut talk = Talk::begin(disks());
+    assert_eq!(talk.ask(option::STRUCTURED_REPLY, &[]), reply_type::ACK);
+    let items = [info::NAME, info::DESCRIPTION, info::BLOCK_SIZE, 99];
+    let (replies, progress) = talk.say(option::GO, &info_request("large", &items));
+    let Progress::Begin(session) = progress else { panic!("{progress:?}") };
+    assert!(session.sized && session.structured && session.export.name == "large");
+    let info = reply_type::INFO;
+    assert_eq!(kinds(&replies), [info, info, info, info, reply_type::ACK]);
+    assert_eq!(u64_at(&replies[0].1, 2), Some(1 << 40));
+    let flags = u16_at(&replies[0].1, 10).unwrap();
+    assert_eq!(flags & flag::READ_ONLY, 0);
+    for set in [flag::SEND_DF, flag::CAN_MULTI_CONN, flag::SEND_FAST_ZERO, flag::SEND_TRIM] {
+        assert_ne!(flags & set, 0);
+    }
+    assert_eq!(&replies[1].1[2..], b"large");
+    assert_eq!(&replies[2].1[2..], b"the large one");
+    let sizes: Vec<_> = [2, 6, 10].map(|at| u32_at(&replies[3].1, at).unwrap()).into();
+    assert_eq!(sizes, [4096, 16384, 32 << 20]);
+}
+
+#[test]
+fn info_describes_and_goes_on() {
+    let mut talk = Talk::begin(disks());
+    let (replies, progress) = talk.say(option::INFO, &info_request("small", &[]));
+    assert!(matches!(progress, Progress::Again));
+    assert_eq!(kinds(&replies), [reply_type::INFO, reply_type::ACK]);
+    // Without structured replies there is no "don't fragment".
+    assert_eq!(u16_at(&replies[0].1, 10).unwrap() & flag::SEND_DF, 0);
+}
+
+#[test]
+fn a_read_only_export_offers_no_changes() {
+    let device = NoData::shared(Geometry::new(1 << 20, 512));
+    let export = Export::new("x", device).read_only(true);
+    let flags = export.transmission_flags(true);
+    assert_ne!(flags & flag::READ_ONLY, 0);
+    assert_eq!(flags & (flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO), 0);
+}
+
+#[test]
+fn export_name_begins_with_and_without_zeroes() {
+    for (flags, bytes) in [(3_u32, 10), (1, 134)] {
+        let mut out = Vec::new();
+        let mut server = Handshake::new(disks(), &mut out);
+        let _ = server.step(&flags.to_be_bytes(), &mut out);
+        out.clear();
+        let mut input = Vec::new();
+        put_option(&mut input, option::EXPORT_NAME, b"small");
+        let (_, progress) = server.step(&input, &mut out);
+        assert!(matches!(progress, Progress::Begin(session) if !session.sized));
+        assert_eq!(out.len(), bytes);
+        assert_eq!(u64_at(&out, 0), Some(1 << 20));
+    }
+}
+
+#[test]
+fn list_names_all_exports() {
+    let (replies, _) = Talk::begin(disks()).say(option::LIST, &[]);
+    let server = reply_type::SERVER;
+    assert_eq!(kinds(&replies), [server, server, reply_type::ACK]);
+    assert_eq!(replies[0].1, [&[0, 0, 0, 5][..], b"large", b"the large one"].concat());
+    assert_eq!(replies[1].1, [&[0, 0, 0, 5][..], b"small"].concat());
+}
+
+#[test]
+fn the_default_export_is_the_only_one_or_none() {
+    let go = |exports| Talk::begin(exports).say(option::GO, &info_request("", &[])).1;
+    assert!(matches!(go(disks()), Progress::Again));
+    let one = Export::new("one", NoData::shared(Geometry::new(512, 512)));
+    assert!(matches!(go(Arc::new(Exports::new([one]).unwrap())), Progress::Begin(_)));
+}
+
+#[test]
+fn exports_that_clients_could_not_tell_apart_are_refused() {
+    let export = |name: &str| Export::new(name, NoData::shared(Geometry::new(512, 512)));
+    assert!(Exports::new([export("x"), export("x")]).is_err());
+    assert!(Exports::new([export("x\0y")]).is_err());
+    assert!(Exports::new([export(&"x".repeat(4097))]).is_err());
+}
+
+#[test]
+fn unknown_exports_are_refused_and_the_client_may_ask_again() {
+    let mut talk = Talk::begin(disks());
+    assert_eq!(talk.ask(option::GO, &info_request("huge", &[])), reply_type::ERR_UNKNOWN);
+    let (_, progress) = talk.say(option::GO, &info_request("small", &[]));
+    assert!(matches!(progress, Progress::Begin(_)));
+    let (_, progress) = Talk::begin(disks()).say(option::EXPORT_NAME, b"huge");
+    assert!(matches!(progress, Progress::Close(Refusal::UnknownExport)));
+}
+
+#[test]
+fn what_is_not_supported_is_said() {
+    let mut talk = Talk::begin(disks());
+    for option in [option::STARTTLS, option::EXTENDED_HEADERS, 4, 12, u32::MAX] {
+        assert_eq!(talk.ask(option, &[]), reply_type::ERR_UNSUP);
+    }
+}
+
+#[test]
+fn no_metadata_context_matches_and_that_is_no_error() {
+    let query = |name: &str| {
+        let mut data = (name.len() as u32).to_be_bytes().to_vec();
+        data.extend_from_slice(name.as_bytes());
+        data.extend_from_slice(&1_u32.to_be_bytes());
+        data.extend_from_slice(&15_u32.to_be_bytes());
+        data.extend_from_slice(b"base:allocation");
+        data
+    };
+    let mut talk = Talk::begin(disks());
+    assert_eq!(talk.ask(option::SET_META_CONTEXT, &query("small")), reply_type::ERR_INVALID);
+    assert_eq!(talk.ask(option::STRUCTURED_REPLY, &[]), reply_type::ACK);
+    assert_eq!(talk.ask(option::SET_META_CONTEXT, &query("small")), reply_type::ACK);
+    assert_eq!(talk.ask(option::LIST_META_CONTEXT, &query("small")), reply_type::ACK);
+    assert_eq!(talk.ask(option::LIST_META_CONTEXT, &query("huge")), reply_type::ERR_UNKNOWN);
+    for len in 0..query("small").len() {
+        let part = &query("small")[..len];
+        assert_eq!(talk.ask(option::SET_META_CONTEXT, part), reply_type::ERR_INVALID);
+    }
+}
+
+#[test]
+fn options_that_take_no_data_refuse_some() {
+    let mut talk = Talk::begin(disks());
+    for option in [option::LIST, option::STRUCTURED_REPLY] {
+        assert_eq!(talk.ask(option, b"x"), reply_type::ERR_INVALID);
+    }
+}
+
+#[test]
+fn go_with_bad_data_is_invalid_and_the_connection_lives() {
+    let mut talk = Talk::begin(disks());
+    let good = info_request("small", &[info::NAME]);
+    for len in 0..good.len() {
+        assert_eq!(talk.ask(option::GO, &good[..len]), reply_type::ERR_INVALID, "{len}");
+    }
+    let long = info_request(&"x".repeat(4097), &[]);
+    assert_eq!(talk.ask(option::GO, &long), reply_type::ERR_INVALID);
+}
+
+#[test]
+fn abort_is_acknowledged_and_closes_whatever_comes_with_it() {
+    let (replies, progress) = Talk::begin(disks()).say(option::ABORT, b"bye");
+    assert_eq!(kinds(&replies), [reply_type::ACK]);
+    assert!(matches!(progress, Progress::Close(Refusal::Aborted)));
+}
+
+#[test]
+fn unknown_client_flags_close() {
+    let mut out = Vec::new();
+    let mut server = Handshake::new(disks(), &mut out);
+    let (_, progress) = server.step(&0x8000_0003_u32.to_be_bytes(), &mut out);
+    assert!(matches!(progress, Progress::Close(Refusal::UnknownFlags(0x8000_0003))));
+}
+
+#[test]
+fn a_bad_option_magic_closes() {
+    let mut talk = Talk::begin(disks());
+    let mut out = Vec::new();
+    let (_, progress) = talk.server.step(&[0x55; 16], &mut out);
+    assert!(matches!(progress, Progress::Close(Refusal::BadMagic(0x5555_5555_5555_5555))));
+    assert!(out.is_empty());
+}
+
+#[test]
+fn an_option_of_four_gibibytes_closes_before_its_data() {
+    let mut talk = Talk::begin(disks());
+    let mut input = OPTION_MAGIC.to_be_bytes().to_vec();
+    input.extend_from_slice(&option::GO.to_be_bytes());
+    input.extend_from_slice(&u32::MAX.to_be_bytes());
+    let (_, progress) = talk.server.step(&input, &mut Vec::new());
+    assert!(matches!(progress, Progress::Close(Refusal::OptionTooLong(u32::MAX))));
+}
+
+#[test]
+fn a_client_that_never_begins_is_closed() {
+    let mut talk = Talk::begin(disks());
+    for _ in 0..MAX_OPTIONS {
+        assert_eq!(talk.ask(77, &[]), reply_type::ERR_UNSUP);
+    }
+    let (_, progress) = talk.say(77, &[]);
+    assert!(matches!(progress, Progress::Close(Refusal::TooManyOptions)));
+}
