@@ -3,6 +3,8 @@
 #![allow(missing_docs)]
 
 mod host_common;
+#[allow(unused_imports)]
+mod support;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -17,7 +19,8 @@ use flagstone_nvmf::host::{HostError, HostOptions, RemoteDevice};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{Buf, buf, spawn, time};
 use host_common::fake::{DISK_BYTES, Fake, Io, Quirks};
-use host_common::{any_port, on_each_driver, options, subnqn};
+use host_common::{any_port, options, subnqn};
+use support::{Dice, on_each_driver};
 
 const LAST: DataFlags = DataFlags { last: true, success: false };
 const PART: DataFlags = DataFlags { last: false, success: false };
@@ -28,9 +31,9 @@ async fn connect(fake: &Fake, options: HostOptions) -> Result<Arc<RemoteDevice>,
 
 /// Reads with a fake that answers its first I/O command as `answer` says: the data that comes is
 /// right, over a second connection, and the target is told `fatal`.
-fn read_after(fatal: Option<Fatal>, answer: impl Fn(&Io) -> Vec<u8> + Clone + 'static) {
+fn read_after(fatal: Option<Fatal>, answer: impl Fn(&Io) -> Vec<u8> + Clone + Sync + 'static) {
     for len in [512, 4096, 65_536] {
-        on_each_driver(1, async || {
+        on_each_driver(async || {
             let answer = answer.clone();
             let fake = Fake::with_io(move |io| (io.number == 0).then(|| answer(io)));
             let device = connect(&fake, options()).await.unwrap();
@@ -47,9 +50,9 @@ fn read_after(fatal: Option<Fatal>, answer: impl Fn(&Io) -> Vec<u8> + Clone + 's
 fn write_after(
     len: usize,
     fatal: Option<Fatal>,
-    answer: impl Fn(&Io) -> Vec<u8> + Clone + 'static,
+    answer: impl Fn(&Io) -> Vec<u8> + Clone + Sync + 'static,
 ) {
-    on_each_driver(1, async || {
+    on_each_driver(async || {
         let answer = answer.clone();
         let fake = Fake::with_io(move |io| (io.number == 0).then(|| answer(io)));
         let device = connect(&fake, options()).await.unwrap();
@@ -119,7 +122,7 @@ fn a_response_for_a_command_that_is_not_outstanding() {
 
 #[test]
 fn a_second_response_after_the_first() {
-    on_each_driver(1, async || {
+    on_each_driver(async || {
         let fake = Fake::with_io(|io| {
             (io.number == 0).then(|| {
                 let response = io.response(io.cid(), Status::SUCCESS);
@@ -158,7 +161,7 @@ fn two_r2ts_for_the_same_data() {
 
 #[test]
 fn data_for_commands_without_data() {
-    on_each_driver(1, async || {
+    on_each_driver(async || {
         let fake = Fake::with_io(|io| {
             let flush = io.command.opcode == IoOpcode::FLUSH.0;
             (flush && io.number == 0).then(|| io.data(io.cid(), 0, &[1; 512], LAST))
@@ -216,7 +219,7 @@ fn damaged_headers_and_data() {
     let digests = Digests { header: true, data: true };
     for (index, status) in [(9, Some(FatalStatus::HEADER_DIGEST_ERROR)), (100, None), (0, None)] {
         for len in [512_usize, 65_536] {
-            on_each_driver(1, async || {
+            on_each_driver(async || {
                 let fake = Fake::with_io(move |io| {
                     (io.number == 0).then(|| {
                         let mut bytes = io.data(io.cid(), 0, &vec![1; len], LAST);
@@ -250,7 +253,7 @@ fn what_the_target_says_of_a_command_reaches_the_caller() {
         (Status::INTERNAL_ERROR, IoError::WriteFault),
         (Status::INTERNAL_PATH_ERROR.dnr(), IoError::Unreachable),
     ] {
-        on_each_driver(1, async || {
+        on_each_driver(async || {
             let fake = Fake::with_io(move |io| Some(io.response(io.cid(), status)));
             let device = connect(&fake, options()).await.unwrap();
             let answer = device.write(0, buf::zeroes(512), false).await;
@@ -263,7 +266,7 @@ fn what_the_target_says_of_a_command_reaches_the_caller() {
 
 #[test]
 fn a_command_that_the_target_cannot_do_now_is_sent_again() {
-    on_each_driver(1, async || {
+    on_each_driver(async || {
         let fake = Fake::with_io(|io| {
             (io.number < 3).then(|| io.response(io.cid(), Status::COMMAND_INTERRUPTED))
         });
@@ -278,9 +281,9 @@ fn a_command_that_the_target_cannot_do_now_is_sent_again() {
 fn an_icresp_that_cannot_be() {
     fn refused(
         expected: Fatal,
-        change: impl Fn(&mut flagstone_nvme::pdu::InitializeResponse) + Copy + 'static,
+        change: impl Fn(&mut flagstone_nvme::pdu::InitializeResponse) + Copy + Sync + 'static,
     ) {
-        on_each_driver(1, async || {
+        on_each_driver(async || {
             let quirks = Quirks { initialize: Some(Box::new(change)), ..Quirks::default() };
             let fake = Fake::start(quirks);
             let error = connect(&fake, options()).await.err();
@@ -314,7 +317,7 @@ fn controllers_and_namespaces_that_cannot_be() {
             "{error:?}"
         );
     }
-    on_each_driver(1, async || {
+    on_each_driver(async || {
         for exponent in [0, 8, 17, 63, 255] {
             let change = move |namespace: &mut flagstone_nvme::identify::IdentifyNamespace| {
                 namespace.formats[0] = LbaFormat::new(exponent);
@@ -343,7 +346,7 @@ fn controllers_and_namespaces_that_cannot_be() {
 #[test]
 fn limits_that_are_none_or_enormous_are_as_good_as_our_own() {
     for exponent in [0, 31, 255] {
-        on_each_driver(1, async || {
+        on_each_driver(async || {
             let change = move |controller: &mut flagstone_nvme::identify::IdentifyController| {
                 controller.max_transfer_exponent = exponent;
                 controller.capsule_cmd_16b = U32::new(u32::MAX);
@@ -364,7 +367,7 @@ fn limits_that_are_none_or_enormous_are_as_good_as_our_own() {
 /// A target that cannot write zeroes is sent buffers of them.
 #[test]
 fn zeroes_without_write_zeroes() {
-    on_each_driver(1, async || {
+    on_each_driver(async || {
         let change = |controller: &mut flagstone_nvme::identify::IdentifyController| {
             controller.optional_io = U16::ZERO;
         };
@@ -386,7 +389,7 @@ fn zeroes_without_write_zeroes() {
 /// Connections that end at any place of the way in: an error each time, and nothing is left.
 #[test]
 fn a_handshake_cut_anywhere() {
-    on_each_driver(1, async || {
+    on_each_driver(async || {
         let fake = Fake::start(Quirks::default());
         drop(connect(&fake, options()).await.unwrap());
         let mut places = Vec::new();
@@ -411,7 +414,7 @@ fn a_handshake_cut_anywhere() {
 
 #[test]
 fn a_target_that_falls_silent_on_the_way_in() {
-    on_each_driver(1, async || {
+    on_each_driver(async || {
         let fake = Fake::start(Quirks::default());
         drop(connect(&fake, options()).await.unwrap());
         let answers = fake.state.sent.borrow().len();
@@ -426,7 +429,7 @@ fn a_target_that_falls_silent_on_the_way_in() {
 
 #[test]
 fn a_port_that_accepts_and_says_nothing() {
-    on_each_driver(1, async || {
+    on_each_driver(async || {
         let listener = Listener::bind(&any_port()).unwrap();
         let address: Address = listener.address().clone();
         let mute = spawn(async move {
@@ -444,7 +447,7 @@ fn a_port_that_accepts_and_says_nothing() {
 
 #[test]
 fn a_command_that_is_never_answered_breaks_the_association_and_is_sent_again() {
-    on_each_driver(1, async || {
+    on_each_driver(async || {
         let fake = Fake::with_io(|io| (io.number < 2).then(Vec::new));
         let options = HostOptions { command_timeout: Duration::from_millis(40), ..options() };
         let device = connect(&fake, options).await.unwrap();
@@ -457,7 +460,7 @@ fn a_command_that_is_never_answered_breaks_the_association_and_is_sent_again() {
 
 #[test]
 fn a_command_that_breaks_every_connection_fails_in_the_end() {
-    on_each_driver(1, async || {
+    on_each_driver(async || {
         let fake = Fake::with_io(|io| Some(io.response(io.cid() + 1, Status::SUCCESS)));
         let options = HostOptions { loss_timeout: Duration::from_millis(100), ..options() };
         let device = connect(&fake, options).await.unwrap();
@@ -469,7 +472,7 @@ fn a_command_that_breaks_every_connection_fails_in_the_end() {
 
 #[test]
 fn keep_alives_that_are_not_answered_break_the_association() {
-    on_each_driver(1, async || {
+    on_each_driver(async || {
         let fake = Fake::start(Quirks::default());
         let options = HostOptions {
             keep_alive: Duration::from_millis(40),
@@ -489,7 +492,7 @@ fn keep_alives_that_are_not_answered_break_the_association() {
 /// The namespace is another after a reconnect: calls fail rather than go to the wrong disk.
 #[test]
 fn a_namespace_that_has_changed_is_not_written_to() {
-    on_each_driver(1, async || {
+    on_each_driver(async || {
         let sizes = std::rc::Rc::new(Cell::new((DISK_BYTES / 512) as u64));
         let told = sizes.clone();
         let change = move |namespace: &mut flagstone_nvme::identify::IdentifyNamespace| {
@@ -512,5 +515,52 @@ fn a_namespace_that_has_changed_is_not_written_to() {
         while device.write(0, buf::zeroes(512), false).await.is_err() {
             time::sleep(Duration::from_millis(1)).await;
         }
+    });
+}
+
+/// Connections that end after any number of bytes, in the midst of whatever was on its way, while
+/// many reads and writes of all sizes are in flight: each ends well, and with the right data.
+#[test]
+fn connections_cut_anywhere_under_load() {
+    const TASKS: usize = 16;
+    const SHARE: usize = DISK_BYTES / TASKS;
+    on_each_driver(async || {
+        let fake = Fake::start(Quirks::default());
+        let device = connect(&fake, options()).await.unwrap();
+        let handshake: usize = fake.state.sent.borrow().iter().sum();
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|task| {
+                let device = device.clone();
+                spawn(async move {
+                    let mut dice = Dice::new(task as u64);
+                    for round in 0..40_u8 {
+                        let len = 512 * (1 + dice.below(SHARE / 512));
+                        let offset =
+                            (task * SHARE + dice.below((SHARE - len) / 512 + 1) * 512) as u64;
+                        let fill = round ^ (task as u8) << 4;
+                        let data = Buf::copy_of(&vec![fill; len]).unwrap();
+                        device.write(offset, data, false).await.unwrap();
+                        let mut place = buf::alloc(len).await;
+                        place.fill(!fill);
+                        let back = device.read(offset, place).await.unwrap();
+                        assert!(back.iter().all(|byte| *byte == fill));
+                    }
+                })
+            })
+            .collect();
+        let mut dice = Dice::new(99);
+        let mut cuts = 0;
+        while !tasks.iter().all(|task| task.is_finished()) {
+            if fake.state.cut_after.get() == 0 || cuts == 0 {
+                fake.state.cut_after.set(handshake + 1 + dice.below(200_000));
+                cuts += 1;
+            }
+            time::sleep(Duration::from_micros(100)).await;
+        }
+        fake.state.cut_after.set(usize::MAX);
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert!(cuts > 10, "{cuts} cuts");
     });
 }

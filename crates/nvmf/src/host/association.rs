@@ -94,6 +94,11 @@ impl Association {
         *self.supervisor.borrow_mut() = Some(task);
     }
 
+    /// Calls fail from now on.
+    pub(super) fn close(&self) {
+        self.enter(State::Closed);
+    }
+
     fn enter(&self, state: State) {
         if self.state.get() != State::Closed {
             self.state.set(state);
@@ -172,7 +177,7 @@ impl Association {
     /// Ends in order: no new calls, those in flight awaited, the controller shut down. Bounded in
     /// time.
     pub(super) async fn disconnect(&self) {
-        self.enter(State::Closed);
+        self.close();
         let admin = self.admin.borrow().clone();
         let graceful = async {
             while self.queues.borrow().iter().any(|queue| queue.taken() > 0) {
@@ -269,7 +274,8 @@ impl Link {
     /// Watches over the connection until it breaks, and says why it did.
     async fn tend(&self, command_timeout: Duration) -> HostError {
         let period = (command_timeout / HOST_TIMEOUT_TICKS).min(HOST_SCAN_PERIOD_MAX);
-        let looks = command_timeout.as_nanos().div_ceil(period.as_nanos().max(1)) as u32;
+        let looks = command_timeout.as_nanos().div_ceil(period.as_nanos().max(1));
+        let looks = u32::try_from(looks).unwrap_or(u32::MAX);
         loop {
             if let Ok(error) = time::timeout(period, self.admin.end.wait()).await {
                 return error;
@@ -333,7 +339,7 @@ async fn look_again(
 ) -> Result<Shape, HostError> {
     let bytes = IDENTIFY_BYTES as u32;
     let log = GetLogPage::new(LogId::CHANGED_NAMESPACES, NAMESPACE_ID_ALL, 0, bytes);
-    let place = Data::In(buf::alloc(IDENTIFY_BYTES).await);
+    let place = Data::In(buf::alloc_small(IDENTIFY_BYTES));
     if let Some(command) = log.command(0) {
         admin.queue.run(&command, place).await;
     }

@@ -16,6 +16,7 @@
 use std::collections::VecDeque;
 use std::io;
 
+use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::{Buf, BufMut, RecvList, buf};
 
@@ -41,6 +42,8 @@ pub(crate) struct Rx {
     list: Option<RecvList>,
     /// Size of the next plain receive buffer.
     size: usize,
+    /// At the memory ceiling receiving goes on in small buffers beyond it.
+    beyond_ceiling: bool,
     small_rounds: u32,
     expected: Option<Shape>,
     /// Headers are received into pieces of this block while a shape is expected.
@@ -67,10 +70,18 @@ impl Rx {
             free: VecDeque::with_capacity(64),
             list: Some(RecvList::new()),
             size: RX_MIN_BYTES,
+            beyond_ceiling: false,
             small_rounds: 0,
             expected: None,
             headers: None,
         }
+    }
+
+    /// The receiving half of a host, which does not wait for memory: all of it may be held by
+    /// calls that wait for what is to be received. It has one small buffer beyond the ceiling, as
+    /// what it reads is copied out.
+    pub(crate) fn of_host(stream: Stream) -> Rx {
+        Rx { beyond_ceiling: true, ..Rx::new(stream) }
     }
 
     /// Bytes received and not yet read.
@@ -241,6 +252,14 @@ impl Rx {
         }
     }
 
+    /// Receives and drops until the peer closes.
+    pub(crate) async fn until_closed(&mut self) {
+        self.skip(self.available());
+        while self.more().await.is_ok() {
+            self.skip(self.available());
+        }
+    }
+
     async fn more_plain(&mut self) -> Result<(), RxError> {
         let place = self.free.pop_front().expect("laid out");
         let (result, mut place) = self.stream.recv(place).await;
@@ -293,7 +312,12 @@ impl Rx {
             self.lay_out_expected(shape);
         }
         if self.free.is_empty() {
-            self.free.push_back(buf::alloc(self.size).await);
+            let place = match buf::try_alloc(self.size) {
+                Some(place) => place,
+                None if self.beyond_ceiling => buf::alloc_small(BUF_MIN_BYTES),
+                None => buf::alloc(self.size).await,
+            };
+            self.free.push_back(place);
         }
     }
 

@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use flagstone_nvme::command::admin::GetLogPage;
 use flagstone_nvme::command::fabrics::{ConnectCommand, PropertyCommand};
 use flagstone_nvme::command::io::BlockCommand;
 use flagstone_nvme::digest::wire_digest;
@@ -20,9 +21,10 @@ use flagstone_nvme::pdu::{
 use flagstone_nvme::property::{Capabilities, Configuration, ControllerStatus, Property, Version};
 use flagstone_nvme::wire::{U16, U32, U64, Wire};
 use flagstone_nvme::{AdminOpcode, Cqe, FabricsType, IoOpcode, Sqe, Status};
+use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::net::{Address, Listener, Stream};
 use flagstone_runtime::task::AbortOnDrop;
-use flagstone_runtime::{Buf, buf, spawn, spawn_detached};
+use flagstone_runtime::{buf, spawn, spawn_detached};
 
 use super::any_port;
 
@@ -75,6 +77,9 @@ type Change<T> = Option<Box<dyn Fn(&mut T)>>;
 /// What the fake answers to an I/O command; `None` for what it should.
 type OnIo = Box<dyn Fn(&Io) -> Option<Vec<u8>>>;
 
+/// The whole discovery log, as it is at the moment.
+type OnLog = Box<dyn Fn() -> Vec<u8>>;
+
 /// Where it differs from a target that behaves.
 #[derive(Default)]
 pub struct Quirks {
@@ -84,6 +89,8 @@ pub struct Quirks {
     pub namespace: Change<IdentifyNamespace>,
     pub namespaces: Change<NamespaceList>,
     pub io: Option<OnIo>,
+    /// The discovery log.
+    pub discovery: Option<OnLog>,
 }
 
 /// What all connections of a fake share.
@@ -191,7 +198,9 @@ impl Peer {
                     return;
                 }
             }
-            let (result, bytes) = stream.recv(buf::alloc(65536).await).await;
+            let place = buf::try_alloc(256 << 10);
+            let place = place.unwrap_or_else(|| buf::alloc_small(BUF_MIN_BYTES));
+            let (result, bytes) = stream.recv(place).await;
             match result {
                 Ok(count @ 1..) => self.received.extend_from_slice(&bytes[..count]),
                 _ => return,
@@ -215,9 +224,15 @@ impl Peer {
         let allowed = self.state.cut_after.get();
         let part = bytes.len().min(allowed);
         self.state.cut_after.set(allowed - part);
-        let sent =
-            part == 0 || stream.send_buf(Buf::copy_of(&bytes[..part]).unwrap()).await.is_ok();
-        sent && part == bytes.len()
+        // In small buffers, so that a fake works when all memory is taken.
+        for piece in bytes[..part].chunks(BUF_MIN_BYTES) {
+            let mut out = buf::alloc_small(piece.len());
+            out.copy_from_slice(piece);
+            if stream.send_buf(out.freeze()).await.is_err() {
+                return false;
+            }
+        }
+        part == bytes.len()
     }
 
     fn answer(&mut self, pdu: &[u8]) -> Vec<Vec<u8>> {
@@ -310,15 +325,22 @@ impl Peer {
                 let result = if queues { asked.unwrap().to_dword() } else { 0 };
                 vec![self.done(command, result.into())]
             }
-            AdminOpcode::GET_LOG_PAGE => {
-                assert_eq!(command.cdw10.get() as u8, LogId::CHANGED_NAMESPACES.0);
-                self.with_data(command, &[0; 4096])
-            }
+            AdminOpcode::GET_LOG_PAGE => self.log(&GetLogPage::parse(command), command),
             AdminOpcode::KEEP_ALIVE => vec![self.done(command, 0)],
             // There are no events.
             AdminOpcode::ASYNC_EVENT_REQUEST => Vec::new(),
             other => panic!("no host needs {other}"),
         }
+    }
+
+    fn log(&self, page: &GetLogPage, command: &Sqe) -> Vec<Vec<u8>> {
+        let log = match (&self.state.quirks.discovery, page.log) {
+            (Some(discovery), LogId::DISCOVERY) => discovery(),
+            (_, LogId::CHANGED_NAMESPACES) => vec![0; 4096],
+            (_, other) => panic!("no host needs {other}"),
+        };
+        let (start, len) = (page.offset as usize, page.data_bytes as usize);
+        self.with_data(command, &log[start..start + len])
     }
 
     fn identify(&self, command: &Sqe) -> Vec<Vec<u8>> {
