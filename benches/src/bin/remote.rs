@@ -136,9 +136,9 @@ fn main() {
     });
     let (sender, receiver) = mpsc::channel();
     let config = Config { driver: plan.driver, ..Config::default() };
-    let server = std::thread::Builder::new().name("target".to_owned()).spawn(move || {
-        run(&Config { pin_from: Some(0), ..config }, || serve_null(sender))
-    });
+    let server = std::thread::Builder::new()
+        .name("target".to_owned())
+        .spawn(move || run(&Config { pin_from: Some(0), ..config }, || serve_null(sender)));
     let server = server.expect("a thread");
     let address = receiver.recv().expect("the server has started");
     let (iops, cpu) = run(&Config { pin_from: Some(1), ..config }, || async {

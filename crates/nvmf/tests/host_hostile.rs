@@ -533,7 +533,7 @@ fn connections_cut_anywhere_under_load() {
                 let device = device.clone();
                 spawn(async move {
                     let mut dice = Dice::new(task as u64);
-                    for round in 0..40_u8 {
+                    for round in 0..12_u8 {
                         let len = 512 * (1 + dice.below(SHARE / 512));
                         let offset =
                             (task * SHARE + dice.below((SHARE - len) / 512 + 1) * 512) as u64;
