@@ -238,7 +238,8 @@ impl Admin {
         self.until(|status| status.shutdown_status() == shutdown_status::COMPLETE).await
     }
 
-    /// The structure `cns`.
+    /// The structure `cns`. Its memory is had even at the ceiling, where calls that wait for this
+    /// connection may hold all else.
     async fn identify<T: Wire + Copy>(
         &self,
         what: &'static str,
@@ -246,7 +247,7 @@ impl Admin {
         nsid: u32,
     ) -> Result<T, HostError> {
         const { assert!(T::BYTES == IDENTIFY_BYTES) };
-        let place = Data::In(buf::alloc(IDENTIFY_BYTES).await);
+        let place = Data::In(buf::alloc_small(IDENTIFY_BYTES));
         let command = Identify::new(cns, nsid).command(0);
         match ask(&self.queue, what, command, place).await?.1 {
             Data::In(answer) => Ok(*T::view(&answer).expect("as long as was asked for")),

@@ -1,9 +1,8 @@
 //! The device: calls become commands.
 
-use std::cell::Cell;
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -34,6 +33,8 @@ pub struct RemoteDevice {
     shape: Shape,
     associations: Arc<CoreLocal<Association>>,
     cores: Vec<CoreHandle>,
+    /// [`RemoteDevice::disconnect`] was called: no core connects any more.
+    closed: AtomicBool,
 }
 
 impl RemoteDevice {
@@ -51,7 +52,8 @@ impl RemoteDevice {
         let (link, shape) = association.connect().await?;
         let associations = Arc::new(CoreLocal::new());
         associations.get_or_init(|| association).start(shape, Some(link));
-        Ok(Arc::new(RemoteDevice { place, shape, associations, cores: cores() }))
+        let closed = AtomicBool::new(false);
+        Ok(Arc::new(RemoteDevice { place, shape, associations, cores: cores(), closed }))
     }
 
     /// The namespace's identifier.
@@ -63,6 +65,7 @@ impl RemoteDevice {
     /// down, the connections closed. Calls made from now on fail with [`IoError::Unreachable`].
     /// Bounded in time, whatever the target does.
     pub async fn disconnect(&self) {
+        self.closed.store(true, Ordering::Release);
         let left = Arc::new(Countdown {
             left: AtomicUsize::new(self.cores.len()),
             ..Countdown::default()
@@ -88,7 +91,10 @@ impl RemoteDevice {
             None => {
                 let association =
                     self.associations.get_or_init(|| Association::new(self.place.clone()));
-                association.start(self.shape, None);
+                match self.closed.load(Ordering::Acquire) {
+                    true => association.close(),
+                    false => association.start(self.shape, None),
+                }
                 association
             }
         }
@@ -268,13 +274,13 @@ impl Io {
         let limits = self.shape.discard;
         let shift = self.shape.block_shift;
         let mut pieces = Pieces::new(offset >> shift, len >> shift, limits.range_blocks.into());
-        let left = Cell::new(true);
-        while left.get() {
+        let mut more = true;
+        while more {
             let mut list = buf::alloc(limits.ranges * DsmRange::BYTES).await;
             let (mut count, mut blocks) = (0, 0);
             while count < limits.ranges && limits.blocks - blocks >= limits.range_blocks.into() {
                 let Some((start, len)) = pieces.next() else {
-                    left.set(false);
+                    more = false;
                     break;
                 };
                 let range = DsmRange::new(start, len as u32);

@@ -108,7 +108,7 @@ fn understand(entry: &DiscoveryEntry) -> Option<DiscoveredSubsystem> {
 async fn read_log(admin: &Admin, offset: u64, bytes: usize) -> Result<BufMut, HostError> {
     let log = GetLogPage::new(LogId::DISCOVERY, 0, offset, bytes as u32);
     let command = log.command(0).expect("a multiple of 4 bytes");
-    let place = Data::In(buf::alloc(bytes).await);
+    let place = Data::In(buf::alloc_small(bytes));
     match admin.queue.run(&command, place).await {
         (Outcome::Completed(cqe), Data::In(page)) if cqe.status().is_success() => Ok(page),
         (Outcome::Completed(cqe), _) => Err(refused(&cqe)),

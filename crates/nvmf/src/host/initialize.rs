@@ -7,12 +7,12 @@ use flagstone_nvme::pdu::{
     Receiver, Rules, TermReqHeader, Violation, encode_term_req,
 };
 use flagstone_nvme::wire::Wire;
-use flagstone_runtime::buf;
 use flagstone_runtime::net::{Address, Stream};
+use flagstone_runtime::{buf, time};
 
 use super::HostError;
 use super::queue::{Agreement, Connection};
-use crate::limits::HEADER_BYTES_MAX;
+use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT};
 use crate::stream::rx::Rx;
 
 /// HPDA: data in PDUs to us may start at any multiple of 4 bytes.
@@ -36,7 +36,8 @@ pub(super) async fn initialize(
         Ok(agreement) => agreement,
         Err((error, offending)) => {
             if let HostError::Protocol(fatal) = error {
-                terminate(&stream, fatal, &offending).await;
+                let told = terminate(&stream, &mut rx, fatal, &offending);
+                let _ = time::timeout(TERMINATE_TIMEOUT, told).await;
             }
             return Err(error);
         }
@@ -87,11 +88,12 @@ async fn arrive(rx: &mut Rx, len: usize) -> Result<(), (HostError, Vec<u8>)> {
     Ok(())
 }
 
-/// Says what was wrong; a target that is gone already does not mind.
-async fn terminate(stream: &Stream, fatal: Fatal, offending: &[u8]) {
+/// Says what was wrong, and waits for the target to close.
+async fn terminate(stream: &Stream, rx: &mut Rx, fatal: Fatal, offending: &[u8]) {
     let mut out = buf::alloc_small(HEADER_BYTES_MAX);
     if let Some(len) = encode_term_req(&mut out, Receiver::Host, fatal, offending) {
         let _ = stream.send_buf(out.freeze().slice(0..len)).await;
+        rx.until_closed().await;
     }
 }
 

@@ -1,11 +1,12 @@
 //! The host: an NVMe/TCP namespace of another machine as a [`BlockDevice`].
 //!
 //! [`RemoteDevice`] is what stacks use (`device`). Each core that does so has an association of its
-//! own with the subsystem (`association`): a controller, its admin queue and its I/O queues
-//! (`queue`), which carry commands (`command`) with as many in flight as their entries allow; the
-//! rest wait at a `gate`. An association is made by `initialize` (the connection), `connect` (the
-//! controller) and `shape` (whether what it says can be), and made anew when it breaks. What the
-//! target sends is judged, PDU by PDU, by `reader`.
+//! own with the subsystem (`association`), over one connection after the other: a `link` is a
+//! controller with its admin queue and its I/O queues (`queue`), which carry commands (`command`)
+//! with as many in flight as their entries allow; the rest wait at a `gate`. Links are made by
+//! `initialize` (the connection), `connect` (the controller) and `shape` (whether what it says can
+//! be), and made anew by the `supervisor` when they break. What the target sends is judged, PDU by
+//! PDU, by `reader`.
 //!
 //! # What is promised when connections break
 //!
@@ -15,8 +16,11 @@
 //! - All commands that a block device has are idempotent, and calls that overlap in time have no
 //!   order, so sending one twice is safe as long as the first copy cannot take effect later than a
 //!   call that the caller made after the completion. The target's part of that: it awaits the
-//!   commands of a connection that has ended, and admits the host's next association only then
-//!   (Flagstone's target does; with others the risk is that of every NVMe over Fabrics host).
+//!   commands of a connection that has ended, and the host's next controller is ready only then
+//!   (Flagstone's target does; with others the risk is that of every NVMe over Fabrics host). What
+//!   remains is a target that has not seen yet that a connection has ended.
+//! - A namespace that is another after a reconnect, smaller, or able to do less, is not used: calls
+//!   fail, until it is what it was.
 //! - A completed write that was not flushed may be lost when the target's machine fails, as with a
 //!   local disk that has a volatile cache. The flush that follows says nothing of it: a reconnect
 //!   looks the same whether the target restarted or the network paused. Layers above that need to
@@ -30,10 +34,12 @@ mod discover;
 mod error;
 mod gate;
 mod initialize;
+mod link;
 mod options;
 mod queue;
 mod reader;
 mod shape;
+mod supervisor;
 mod window;
 
 pub use device::RemoteDevice;

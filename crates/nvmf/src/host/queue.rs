@@ -61,7 +61,7 @@ impl Queue {
         gate: Rc<Gate>,
         on_end: impl FnOnce(HostError) + 'static,
     ) -> Rc<Queue> {
-        let Connection { stream, rx, agreement } = connection;
+        let Connection { stream, mut rx, agreement } = connection;
         let queue = Rc::new(Queue {
             tx: Tx::new(stream.clone(), Rc::new(sync::Notify::new())),
             stream,
@@ -80,10 +80,9 @@ impl Queue {
         });
         let receiver = queue.clone();
         spawn_detached(async move {
-            let error = receiver.read(rx).await;
+            let error = receiver.read(&mut rx).await;
             if matches!(error, HostError::Protocol(_)) {
-                // The target reads why; what it does with it is its own affair.
-                let _ = time::timeout(TERMINATE_TIMEOUT, receiver.tx.drained()).await;
+                receiver.see_off(&mut rx).await;
             }
             receiver.close();
             on_end(error);
@@ -128,6 +127,16 @@ impl Queue {
         self.tx
             .header(HEADER_BYTES_MAX, |out| encode_term_req(out, Receiver::Host, fatal, offending));
         self.tx.finish();
+    }
+
+    /// Waits until the target has read why and has closed, in bounded time. Commands are lost only
+    /// then: a target that closes has none of them left.
+    async fn see_off(&self, rx: &mut Rx) {
+        let closed = async {
+            self.tx.drained().await;
+            rx.until_closed().await;
+        };
+        let _ = time::timeout(TERMINATE_TIMEOUT, closed).await;
     }
 
     /// Sends a command and waits for its end. Its data comes back. For control paths: when no slot

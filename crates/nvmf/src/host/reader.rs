@@ -74,11 +74,11 @@ struct Payload {
 
 impl Queue {
     /// Reads until the connection ends.
-    pub(super) async fn read(&self, mut rx: Rx) -> HostError {
+    pub(super) async fn read(&self, rx: &mut Rx) -> HostError {
         loop {
-            let went_on = match self.parse(&mut rx) {
+            let went_on = match self.parse(rx) {
                 Ok(Want::More) => rx.more().await.map_err(HostError::from),
-                Ok(Want::Payload(payload)) => self.receive(&mut rx, payload).await,
+                Ok(Want::Payload(payload)) => self.receive(rx, payload).await,
                 Err(error) => Err(error),
             };
             if let Err(error) = went_on {

@@ -243,6 +243,14 @@ impl Rx {
         }
     }
 
+    /// Receives and drops until the peer closes.
+    pub(crate) async fn until_closed(&mut self) {
+        self.skip(self.available());
+        while self.more().await.is_ok() {
+            self.skip(self.available());
+        }
+    }
+
     async fn more_plain(&mut self) -> Result<(), RxError> {
         let place = self.free.pop_front().expect("laid out");
         let (result, mut place) = self.stream.recv(place).await;

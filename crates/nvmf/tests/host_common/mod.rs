@@ -1,13 +1,15 @@
 //! What the tests of the host share: both drivers, and a real target on a free port.
 #![allow(missing_docs, unreachable_pub, dead_code, reason = "each test program uses its part")]
 
+pub mod fake;
+
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::SharedDevice;
+use flagstone_blockdev::{MemoryDevice, SharedDevice};
 use flagstone_nvme::Nqn;
 use flagstone_nvmf::host::{HostOptions, RemoteDevice};
 use flagstone_nvmf::target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
@@ -15,8 +17,8 @@ use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{Config, DriverChoice, cores, run, spawn, time};
 
-/// Runs the test on each real driver.
-pub fn on_each_driver(cores: usize, test: impl AsyncFn()) {
+/// Runs the test on each real driver, with so many cores.
+pub fn on_cores(cores: usize, test: impl AsyncFn()) {
     for driver in [DriverChoice::IoUring, DriverChoice::Threads] {
         let config = Config { cores, driver, ..Config::default() };
         match run(&config, || async {
@@ -28,6 +30,10 @@ pub fn on_each_driver(cores: usize, test: impl AsyncFn()) {
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+pub fn memory(bytes: u64, block_bytes: u32) -> SharedDevice {
+    Arc::new(MemoryDevice::new(bytes, block_bytes).unwrap())
 }
 
 pub fn any_port() -> Address {
