@@ -151,20 +151,22 @@ impl Server {
         let mut staging = Staging::new();
         let negotiation = negotiate(&stream, &self.exports, &mut staging);
         let in_time = time::timeout(self.options.handshake_timeout, negotiation);
-        let session = match self.drain.unless_begun(in_time).await {
-            Some(Ok(Ok(session))) => session,
-            Some(Ok(Err(outcome))) => return outcome,
-            Some(Err(_)) => return Outcome::TimedOut,
-            None => return Outcome::Drained,
+        let outcome = match self.drain.unless_begun(in_time).await {
+            Some(Ok(Ok(session))) => return self.transmit(stream, session, staging).await,
+            Some(Ok(Err(outcome))) => outcome,
+            Some(Err(_)) => Outcome::TimedOut,
+            None => Outcome::Drained,
         };
-        self.transmit(stream, session, staging).await
+        // A receive that was dropped may keep the socket open for a moment: the peer shall know.
+        stream.shutdown();
+        outcome
     }
 
     async fn transmit(&self, stream: Stream, session: Session, mut staging: Staging) -> Outcome {
-        let connection = Rc::new(Connection::new(stream, session, staging.progress()));
+        let connection =
+            Rc::new(Connection::new(stream, session, staging.progress(), self.drain.clone()));
         let mut sender = spawn(sender::send_replies(connection.clone())).abort_on_drop();
-        let watch =
-            warden::watch(connection.clone(), self.drain.clone(), self.options.peer_timeout);
+        let watch = warden::watch(connection.clone(), self.options.peer_timeout);
         let mut warden = spawn(watch).abort_on_drop();
         let end = receiver::receive(&connection, &mut staging).await;
         // Its memory is not needed for what is left to do.
@@ -218,10 +220,7 @@ async fn negotiate(
         match progress {
             Progress::Again => {}
             Progress::Begin(session) => return Ok(session),
-            Progress::Close(refusal) => {
-                stream.shutdown();
-                return Err(refusal.into());
-            }
+            Progress::Close(refusal) => return Err(refusal.into()),
             Progress::More => {
                 let part = !staging.unread().is_empty();
                 if staging.receive(stream).await? == 0 {

@@ -81,7 +81,7 @@ async fn take(
     request: &Request,
 ) -> io::Result<bool> {
     let mut verdict = connection.session.admit(request);
-    if connection.draining.get() && verdict != Ok(Action::Disconnect) {
+    if connection.drain.has_begun() && verdict != Ok(Action::Disconnect) {
         verdict = Err(Errno::SHUTDOWN);
     }
     let budget = match verdict {

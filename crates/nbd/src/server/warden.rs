@@ -8,13 +8,11 @@ use flagstone_runtime::time;
 
 use crate::limits::{DRAIN_TIMEOUT, TICK};
 use crate::server::connection::Connection;
-use crate::server::drain::Drain;
 
 /// Runs until it has closed the connection, or is aborted with it. Returns true for a stall.
-pub(crate) async fn watch(connection: Rc<Connection>, drain: Drain, patience: Duration) -> bool {
-    let stalled = drain.unless_begun(peer_stalls(&connection, patience)).await.is_some();
+pub(crate) async fn watch(connection: Rc<Connection>, patience: Duration) -> bool {
+    let stalled = connection.drain.unless_begun(peer_stalls(&connection, patience)).await.is_some();
     if !stalled {
-        connection.draining.set(true);
         let done = connection.budget.wait_for(|| (connection.in_flight() == 0).then_some(()));
         // Beyond the time-out the device or the peer is given up: the process ends anyway.
         let _ = time::timeout(DRAIN_TIMEOUT, done).await;
