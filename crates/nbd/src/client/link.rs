@@ -86,9 +86,9 @@ impl Link {
         self.slots.borrow().unfinished() > 0
     }
 
-    /// The window may have opened.
-    pub(crate) fn window_opened(&self) {
-        if self.slots.borrow().has_queued() {
+    /// Some requests are done: the window may have opened, or all be done that the end waits for.
+    pub(crate) fn advanced(&self) {
+        if self.closed.get() || self.slots.borrow().has_queued() {
             self.work.notify();
         }
     }
