@@ -223,5 +223,6 @@ fn finish(link: &Link, cookie: Cookie) -> Result<(), End> {
         link.target.write_answered();
     }
     slots.finish(cookie, result);
+    link.answers.set(link.answers.get().wrapping_add(1));
     Ok(())
 }

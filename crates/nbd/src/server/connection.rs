@@ -44,6 +44,8 @@ pub(crate) struct Connection {
     pub(crate) broken: Cell<bool>,
     /// Once it begins new requests are refused: the server is going down.
     pub(crate) drain: Drain,
+    /// Once it begins nothing more is begun: another connection is in charge.
+    pub(crate) replaced: Option<Drain>,
     /// The peer is expected to take or to send bytes.
     pub(crate) sending: Cell<bool>,
     pub(crate) receiving_part: Cell<bool>,
@@ -62,6 +64,7 @@ impl Connection {
         session: Session,
         progress: Rc<Cell<u64>>,
         drain: Drain,
+        replaced: Option<Drain>,
     ) -> Connection {
         Connection {
             stream,
@@ -72,6 +75,7 @@ impl Connection {
             ended: Cell::new(false),
             broken: Cell::new(false),
             drain,
+            replaced,
             sending: Cell::new(false),
             receiving_part: Cell::new(false),
             progress,
@@ -80,6 +84,11 @@ impl Connection {
             warden: Notify::new(),
             warden_parked: Cell::new(false),
         }
+    }
+
+    /// True once another connection of the client is in charge.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.replaced.as_ref().is_some_and(Drain::has_begun)
     }
 
     /// Requests received and not answered on the wire.
