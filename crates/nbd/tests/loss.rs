@@ -205,7 +205,7 @@ fn a_flush_that_succeeded_was_one_whatever_the_server_went_through() {
         });
         let found = ledger.clone();
         let check = async move |device: Arc<NbdDevice>| {
-            for (number, block) in found.borrow().iter().enumerate() {
+            for (number, block) in found.take().iter().enumerate() {
                 let value = read(&device, number as u64).await.unwrap();
                 let known = value == block.durable || block.since.contains(&value);
                 assert!(known, "seed {seed}: block {number} has {value}, not {}", block.durable);

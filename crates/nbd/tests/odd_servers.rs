@@ -12,7 +12,7 @@ use common::{any_port, in_simulation, leaves_nothing, on_each_driver, on_each_re
 use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{BlockDevice, IoError, SharedDevice, ZeroFlags};
 use flagstone_nbd::client::negotiate::NegotiationError;
-use flagstone_nbd::wire::option::{info, option, put_info, put_reply, reply_type};
+use flagstone_nbd::wire::negotiation::{info, option, put_info, put_reply, reply_type};
 use flagstone_nbd::wire::request::{Request, command};
 use flagstone_nbd::wire::{INIT_MAGIC, OPTION_MAGIC, transmission_flag as flag};
 use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice};
@@ -20,6 +20,9 @@ use flagstone_runtime::net::{Address, Listener, Stream};
 use flagstone_runtime::{Buf, buf, spawn_detached, time};
 
 const SIZE_BYTES: u64 = 1 << 20;
+
+/// What to say to a request, given the data that a read reads.
+type Answer = fn(&Request, &[u8]) -> Vec<u8>;
 
 /// A server that handles one request after the other.
 #[derive(Clone, Copy)]
@@ -29,7 +32,7 @@ struct Odd {
     /// Understands GO; otherwise EXPORT_NAME alone.
     go: bool,
     maximum: u32,
-    answer: fn(&Request, &[u8]) -> Vec<u8>,
+    answer: Answer,
 }
 
 const PLAIN: Odd =
@@ -226,11 +229,11 @@ fn a_server_for_one_connection_gets_one() {
 
 #[test]
 fn servers_that_break_the_protocol_are_given_up() {
-    let wrong_cookie: fn(&Request, &[u8]) -> Vec<u8> = |request, bytes| {
+    let wrong_cookie: Answer = |request, bytes| {
         let cookie = flagstone_nbd::wire::request::Cookie(request.cookie.0 ^ 1);
         data(&Request { cookie, ..*request }, true, 0, bytes)
     };
-    let answers: [fn(&Request, &[u8]) -> Vec<u8>; 11] = [
+    let answers: [Answer; 11] = [
         wrong_cookie,
         |_, _| vec![0x55; 20],
         // A simple reply where chunks were agreed.
@@ -268,7 +271,7 @@ fn servers_that_break_the_protocol_are_given_up() {
 #[test]
 fn an_error_in_a_chunk_fails_the_request_alone() {
     on_each_driver(async || {
-        let answer: fn(&Request, &[u8]) -> Vec<u8> = |request, bytes| match request.offset {
+        let answer: Answer = |request, bytes| match request.offset {
             0 => {
                 let error = [&5_u32.to_be_bytes()[..], &[0, 2], b"no", &[0; 8]];
                 let mut out = data(request, false, 0, &bytes[..512]);

@@ -107,7 +107,7 @@ fn any_range_is_served_to_clients_that_promised_nothing() {
 #[test]
 fn parts_of_one_block_written_at_the_same_time_all_survive() {
     on_each_driver(async || {
-        let (device, _) = Held::new(memory(64 << 10, 4096));
+        let (device, _) = Held::wrap(memory(64 << 10, 4096));
         let server = Running::with(device);
         let mut tasks = Vec::new();
         // Each client owns an eighth of each block; whole-block writers own blocks 8 to 15.
@@ -173,7 +173,7 @@ fn device_errors_are_answered_and_the_connection_lives() {
 #[test]
 fn a_disconnect_waits_for_what_is_in_flight() {
     on_each_driver(async || {
-        let (device, calls) = Held::new(memory(1 << 20, 512));
+        let (device, calls) = Held::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
         let peer = Peer::begun(&server.address, SIMPLE).await;
         calls.hold();
@@ -198,7 +198,7 @@ fn a_disconnect_waits_for_what_is_in_flight() {
 fn calls_in_flight_finish_when_the_client_is_gone() {
     on_each_driver(async || {
         let inner = memory(1 << 20, 512);
-        let (device, calls) = Held::new(inner.clone());
+        let (device, calls) = Held::wrap(inner.clone());
         let server = Running::with(device);
         let peer = Peer::begun(&server.address, SIMPLE).await;
         calls.hold();
@@ -218,7 +218,7 @@ fn calls_in_flight_finish_when_the_client_is_gone() {
 #[test]
 fn a_drain_finishes_what_is_in_flight_and_refuses_what_comes() {
     on_each_driver(async || {
-        let (device, calls) = Held::new(memory(1 << 20, 512));
+        let (device, calls) = Held::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
         let idle = Peer::begun(&server.address, SIMPLE).await;
         let greeted = Peer::greeted(&server.address).await;
@@ -249,7 +249,7 @@ fn a_drain_finishes_what_is_in_flight_and_refuses_what_comes() {
 #[test]
 fn a_drain_does_not_wait_for_ever() {
     common::in_simulation(1, async || {
-        let (device, calls) = Held::new(memory(1 << 20, 512));
+        let (device, calls) = Held::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
         let peer = Peer::begun(&server.address, SIMPLE).await;
         calls.hold();

@@ -2,7 +2,7 @@
 
 use crate::limits::{MAX_OPTION_REPLIES, MAX_OPTION_REPLY_BYTES, MAX_REQUEST_BYTES};
 use crate::wire::link::LinkId;
-use crate::wire::option::{
+use crate::wire::negotiation::{
     REPLY_HEADER_BYTES, ReplyHeader, info, info_request, meta_request, option, put_option,
     reply_type,
 };
@@ -247,8 +247,7 @@ impl Negotiation {
         let broken = Broken("an information item of the wrong length");
         match (u16_at(data, 0), data.len()) {
             (Some(info::EXPORT), 12) => {
-                let fields = || Some((u64_at(data, 2)?, u16_at(data, 10)?));
-                self.size_and_flags = fields();
+                self.size_and_flags = u64_at(data, 2).zip(u16_at(data, 10));
             }
             (Some(info::BLOCK_SIZE), 14) => {
                 let fields = || Some([u32_at(data, 2)?, u32_at(data, 6)?, u32_at(data, 10)?]);
