@@ -1,30 +1,41 @@
-//! The floor: a bare TCP exchange of the bytes of an NVMe/TCP command, with the same batching as
-//! the target and the host, and no NVMe in it.
+//! The floor: a bare TCP exchange of the bytes of an NVMe/TCP command, with the batching of the
+//! target and the host, and no NVMe in it; and the target on the same client, as a ratio of it.
 //!
 //! A read is 72 B there and 24 + 4,096 B back, a write the reverse: 72 + 4,096 B there, 24 B back.
-//! The server runs on one core, the client on another; both use Flagstone's runtime. What the
-//! fabric reaches of this is what NVMe costs.
+//! The server runs on one core, the client on another; both use Flagstone's runtime.
 //!
-//! `floor [--rw read|write] [--block BYTES] [--depth N] [--seconds S] [--driver io_uring|threads]`
+//! `floor [--rw read|write] [--block BYTES] [--depth N] [--seconds S] [--rounds N]
+//!        [--device null|memory] [--driver io_uring|threads] [--only floor|target]`
+//!
+//! Rounds of both are interleaved, so that a drift of the machine meets both.
 #![allow(clippy::disallowed_methods, reason = "a program's edge: it starts the two runtimes")]
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use flagstone_benches::exchange::{Exchange, Outcome, drive};
+use flagstone_benches::nvme;
+use flagstone_blockdev::{MemoryDevice, NullDevice, SharedDevice};
+use flagstone_nvme::Nqn;
+use flagstone_nvmf::target::{self, NamespaceConfig, SubsystemConfig, Target, TargetConfig};
 use flagstone_runtime::net::{Address, Listener, Stream};
-use flagstone_runtime::{Buf, BufMut, Config, DriverChoice, SendList, buf, run, time};
+use flagstone_runtime::{Buf, BufMut, Config, DriverChoice, SendList, buf, run, spawn_detached};
 
 const REQUEST_BYTES: usize = 72;
 const RESPONSE_BYTES: usize = 24;
 const STAGING_BYTES: usize = 1 << 20;
+const NQN: &str = "nqn.2026-01.io.flagstone:floor";
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Debug)]
 struct Plan {
     write: bool,
     block: usize,
     depth: usize,
     seconds: u64,
+    rounds: usize,
+    memory: bool,
+    only: Option<String>,
     driver: DriverChoice,
 }
 
@@ -38,8 +49,16 @@ impl Plan {
     }
 
     fn from_args() -> Result<Plan, String> {
-        let mut plan =
-            Plan { write: false, block: 4096, depth: 32, seconds: 3, driver: DriverChoice::Auto };
+        let mut plan = Plan {
+            write: false,
+            block: 4096,
+            depth: 32,
+            seconds: 2,
+            rounds: 3,
+            memory: false,
+            only: None,
+            driver: DriverChoice::Auto,
+        };
         let mut args = std::env::args().skip(1);
         while let Some(flag) = args.next() {
             let value = args.next().ok_or_else(|| format!("{flag} needs a value"))?;
@@ -49,6 +68,9 @@ impl Plan {
                 "--block" => plan.block = number()? as usize,
                 "--depth" => plan.depth = number()? as usize,
                 "--seconds" => plan.seconds = number()?,
+                "--rounds" => plan.rounds = number()? as usize,
+                "--device" => plan.memory = value == "memory",
+                "--only" => plan.only = Some(value),
                 "--driver" if value == "threads" => plan.driver = DriverChoice::Threads,
                 "--driver" => plan.driver = DriverChoice::IoUring,
                 _ => return Err(format!("unknown flag {flag}")),
@@ -56,48 +78,35 @@ impl Plan {
         }
         Ok(plan)
     }
-}
 
-/// Bytes received and not yet counted as whole messages.
-struct Counter {
-    have: usize,
-    message: usize,
-}
-
-impl Counter {
-    fn add(&mut self, bytes: usize) -> usize {
-        self.have += bytes;
-        let whole = self.have / self.message;
-        self.have %= self.message;
-        whole
+    fn runs(&self, what: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| only == what)
     }
 }
 
-fn push_messages(list: &mut SendList, header: &Buf, payload: Option<&Buf>, count: usize) {
-    for _ in 0..count {
-        list.push(header.clone());
-        if let Some(payload) = payload {
-            list.push(payload.clone());
-        }
+fn parts(header: usize, payload: usize) -> Vec<Buf> {
+    let mut parts = vec![buf::zeroes(header)];
+    if payload > 0 {
+        parts.push(buf::try_alloc(payload).expect("memory").freeze());
     }
+    parts
 }
 
-fn parts(header: usize, payload: usize) -> (Buf, Option<Buf>) {
-    let header = buf::zeroes(header);
-    let payload = (payload > 0).then(|| buf::try_alloc(payload).expect("memory").freeze());
-    (header, payload)
-}
-
-async fn serve(stream: Stream, plan: Plan) {
-    let (header, payload) = parts(RESPONSE_BYTES, plan.back() - RESPONSE_BYTES);
-    let mut counter = Counter { have: 0, message: plan.there() };
+/// The bare server.
+async fn serve_floor(stream: Stream, plan: &Plan) {
+    let response = parts(RESPONSE_BYTES, plan.back() - RESPONSE_BYTES);
+    let mut have = 0;
     let mut list = SendList::new();
     let mut staging: BufMut = buf::alloc(STAGING_BYTES).await;
     loop {
         let (result, back) = stream.recv(staging).await;
         staging = back;
         let Ok(bytes @ 1..) = result else { return };
-        push_messages(&mut list, &header, payload.as_ref(), counter.add(bytes));
+        have += bytes;
+        for _ in 0..have / plan.there() {
+            response.iter().for_each(|part| list.push(part.clone()));
+        }
+        have %= plan.there();
         let (result, back) = stream.send_all(list).await;
         list = back;
         if result.is_err() {
@@ -106,30 +115,105 @@ async fn serve(stream: Stream, plan: Plan) {
     }
 }
 
-async fn drive(stream: Stream, plan: Plan) -> f64 {
-    let (header, payload) = parts(REQUEST_BYTES, plan.there() - REQUEST_BYTES);
-    let mut counter = Counter { have: 0, message: plan.back() };
-    let mut list = SendList::new();
-    let mut staging = buf::alloc(STAGING_BYTES).await;
-    push_messages(&mut list, &header, payload.as_ref(), plan.depth);
-    let begin = time::now();
-    let end = begin + Duration::from_secs(plan.seconds);
-    let mut done = 0_u64;
-    loop {
-        if !list.is_empty() {
-            let (result, back) = stream.send_all(list).await;
-            result.expect("the server is there");
-            list = back;
-        }
-        let (result, back) = stream.recv(staging).await;
-        staging = back;
-        let whole = counter.add(result.expect("the server is there"));
-        done += whole as u64;
-        if time::now() >= end {
-            return done as f64 / begin.elapsed().as_secs_f64();
-        }
-        push_messages(&mut list, &header, payload.as_ref(), whole);
-    }
+fn new_target(plan: &Plan) -> Arc<Target> {
+    let device: SharedDevice = match plan.memory {
+        true => Arc::new(MemoryDevice::new(1 << 30, 4096).expect("a device")),
+        false => Arc::new(NullDevice::new(1 << 40, 4096).expect("a device")),
+    };
+    let target = Target::new(TargetConfig::default()).expect("the default is valid");
+    let nqn = Nqn::new(NQN).expect("a name");
+    let serial = "floor".to_owned();
+    let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new() };
+    target.add_subsystem(subsystem).expect("the first");
+    let namespace = NamespaceConfig { nsid: Some(1), device, uuid: [1; 16], read_only: false };
+    target.add_namespace(&nqn, namespace).expect("the first");
+    target
+}
+
+/// Runs `serve` on one core and `measure` on another, and gives what was measured.
+fn measured(
+    plan: &Plan,
+    serve: impl AsyncFnOnce(Listener) + Send + 'static,
+    measure: impl AsyncFnOnce(&Address) -> Outcome,
+) -> Outcome {
+    let config = Config { driver: plan.driver, ..Config::default() };
+    let (sender, receiver) = mpsc::channel();
+    let server = std::thread::spawn(move || {
+        run(&Config { pin_from: Some(0), ..config }, || async {
+            let any = Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+            let listener = Listener::bind(&any).expect("a free port");
+            sender.send(listener.address().clone()).expect("the client waits");
+            serve(listener).await;
+        })
+    });
+    let address = receiver.recv().expect("the server has started");
+    let client = Config { pin_from: Some(1), ..config };
+    let outcome = run(&client, || measure(&address)).unwrap_or_else(|error| panic!("{error}"));
+    server.join().expect("no panic").unwrap_or_else(|error| panic!("{error}"));
+    outcome
+}
+
+fn floor(plan: &Plan) -> Outcome {
+    let server = plan.clone();
+    measured(
+        plan,
+        async move |listener| {
+            serve_floor(listener.accept().await.expect("a client"), &server).await;
+        },
+        async |address| {
+            let stream = Stream::connect(address).await.expect("the server listens");
+            let request = parts(REQUEST_BYTES, plan.there() - REQUEST_BYTES);
+            let exchange = Exchange {
+                requests: vec![request; plan.depth],
+                response_bytes: plan.back(),
+                span: Duration::from_secs(plan.seconds),
+            };
+            let outcome = drive(&stream, &exchange).await;
+            stream.shutdown();
+            outcome
+        },
+    )
+}
+
+fn fabric(plan: &Plan) -> Outcome {
+    let server = plan.clone();
+    measured(
+        plan,
+        async move |listener| {
+            let target = new_target(&server);
+            let admin = listener.accept().await.expect("a host");
+            spawn_detached(target::serve(target.clone(), admin));
+            target::serve(target, listener.accept().await.expect("a host")).await;
+        },
+        async |address| {
+            let nqn = Nqn::new(NQN).expect("a name");
+            let (stream, admin) = nvme::io_queue(address, &nqn, plan.depth as u32 + 1).await;
+            let exchange = Exchange {
+                requests: nvme::requests(plan.depth, plan.block, plan.write),
+                response_bytes: plan.back(),
+                span: Duration::from_secs(plan.seconds),
+            };
+            let outcome = drive(&stream, &exchange).await;
+            stream.shutdown();
+            admin.shutdown();
+            outcome
+        },
+    )
+}
+
+fn median(mut outcomes: Vec<Outcome>) -> Option<Outcome> {
+    outcomes.sort_by(|a, b| a.per_second.total_cmp(&b.per_second));
+    outcomes.get(outcomes.len() / 2).copied()
+}
+
+fn report(name: &str, plan: &Plan, outcome: Option<Outcome>) {
+    let Some(outcome) = outcome else { return };
+    let kind = if plan.write { "write" } else { "read" };
+    let rate = outcome.per_second / 1e3;
+    println!(
+        "{name:<7} {kind:<5} {:>6} B  depth {:>4}  {rate:>8.1} kIOPS  {:>8.2} µs",
+        plan.block, plan.depth, outcome.latency_us
+    );
 }
 
 fn main() {
@@ -137,31 +221,21 @@ fn main() {
         eprintln!("floor: {error}");
         std::process::exit(2);
     });
-    let (sender, receiver) = mpsc::channel();
-    let config = Config { driver: plan.driver, ..Config::default() };
-    let server = std::thread::spawn(move || {
-        run(&Config { pin_from: Some(0), ..config }, || async {
-            let any = Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-            let listener = Listener::bind(&any).expect("a free port");
-            sender.send(listener.address().clone()).expect("the client waits");
-            serve(listener.accept().await.expect("a client"), plan).await;
-        })
-    });
-    let address = receiver.recv().expect("the server has started");
-    let iops = run(&Config { pin_from: Some(1), ..config }, || async {
-        let stream = Stream::connect(&address).await.expect("the server listens");
-        let iops = drive(stream.clone(), plan).await;
-        stream.shutdown();
-        iops
-    })
-    .unwrap_or_else(|error| panic!("{error}"));
-    server.join().expect("no panic").unwrap_or_else(|error| panic!("{error}"));
-    let kind = if plan.write { "write" } else { "read" };
-    println!(
-        "floor {kind} {} B depth {}: {:.1} kIOPS, {:.2} µs each at this depth",
-        plan.block,
-        plan.depth,
-        iops / 1e3,
-        plan.depth as f64 / iops * 1e6
-    );
+    let (mut floors, mut targets) = (Vec::new(), Vec::new());
+    for _ in 0..plan.rounds {
+        if plan.runs("floor") {
+            floors.push(floor(&plan));
+        }
+        if plan.runs("target") {
+            targets.push(fabric(&plan));
+        }
+    }
+    let (floor, target) = (median(floors), median(targets));
+    report("floor", &plan, floor);
+    report("target", &plan, target);
+    if let (Some(floor), Some(target)) = (floor, target) {
+        let ratio = target.per_second / floor.per_second;
+        let added = target.latency_us - floor.latency_us;
+        println!("target is {ratio:.2} of the floor; {added:+.2} µs at this depth");
+    }
 }

@@ -29,6 +29,10 @@ pub struct Cli {
 /// The commands that the program runs.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Serve volumes over NVMe/TCP and NBD until told to stop (SIGTERM, Ctrl-C)
+    Serve(ServeArgs),
+    /// Measure a device, or verify it, with our own load generator
+    Load(LoadArgs),
     /// Say what is wrong with a configuration, without serving anything
     Check(CheckArgs),
     /// Print the completion script of a shell
@@ -137,6 +141,27 @@ impl Pattern {
     }
 }
 
+/// How I/O of a load reaches the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LoadDriver {
+    /// io_uring, or threads where it is forbidden
+    Auto,
+    /// io_uring or nothing
+    #[value(name = "io_uring")]
+    IoUring,
+    /// Plain threads
+    Threads,
+}
+
+/// Which side a crash took, and so what may be lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AfterCrash {
+    /// The generator: nothing that was acknowledged may be lost
+    Client,
+    /// The server or its power: writes that were not flushed may be lost
+    Server,
+}
+
 /// Arguments of `flagstone load`.
 #[derive(Debug, Args)]
 pub struct LoadArgs {
@@ -172,6 +197,27 @@ pub struct LoadArgs {
     /// Write a pattern and check it: finds lost, torn, stale and misplaced blocks
     #[arg(long)]
     pub verify: bool,
+    /// With --verify: keep what was acknowledged in this file, to be checked after a crash
+    #[arg(long, value_name = "FILE", requires = "verify")]
+    pub verify_state: Option<PathBuf>,
+    /// Write nothing: check the device against --verify-state after a crash of one side
+    #[arg(long, value_enum, value_name = "SIDE", requires = "verify_state")]
+    pub after_crash: Option<AfterCrash>,
+    /// Not counted at the beginning
+    #[arg(long, value_name = "DURATION", value_parser = run_time)]
+    pub ramp: Option<Duration>,
+    /// Force unit access: every write is durable when it completes
+    #[arg(long)]
+    pub fua: bool,
+    /// A flush after each N writes
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub flush_every: Option<u32>,
+    /// Failed requests to suffer before giving up
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub errors_max: u64,
+    /// How I/O reaches the kernel
+    #[arg(long, value_enum, value_name = "DRIVER", default_value = "auto")]
+    pub driver: LoadDriver,
     /// Seed of the places and the pattern; the same seed makes the same requests
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,

@@ -5,5 +5,7 @@ pub mod args;
 pub mod check;
 pub mod completions;
 pub mod exit;
+pub mod load;
 pub mod logging;
 pub mod output;
+pub mod serve;

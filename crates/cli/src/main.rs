@@ -4,11 +4,13 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use flagstone_cli::args::{Cli, Command};
-use flagstone_cli::{check, completions};
+use flagstone_cli::{check, completions, load, serve};
 
 fn main() -> ExitCode {
     // Clap prints its own errors, and leaves with code 2, which is also `Exit::Usage`.
     let exit = match Cli::parse().command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Load(args) => load::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Completions(args) => completions::run(&args),
     };

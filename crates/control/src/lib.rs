@@ -7,14 +7,21 @@
 //! - [`listen_spec`]: the one way to name an address to serve on.
 //! - [`names`]: NVMe qualified names, UUIDs, serial numbers and volume names, with their rules.
 //! - [`config`]: the configuration file, checked as a whole, with every mistake at its line.
+//! - [`stack`]: opens what a configuration names.
+//! - [`serve`]: the daemon.
 //!
 //! Parsing does no I/O but reading the file itself: whether a disk exists or an address is free
 //! is found out when it is opened, not here.
 
+mod announce;
 pub mod config;
+mod connections;
 pub mod device_spec;
+mod exports;
 pub mod limits;
 pub mod listen_spec;
 pub mod names;
+pub mod serve;
+pub mod stack;
 pub mod units;
 mod uri;

@@ -41,6 +41,48 @@ pub(crate) const TERMINATE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a connection's progress is looked at.
 pub(crate) const WATCHDOG_PERIOD: Duration = Duration::from_secs(1);
 
+/// Looks for overdue commands that make up a host's command time-out. A command is given up on
+/// after at most one more: 5/4 of the time-out.
+pub(crate) const HOST_TIMEOUT_TICKS: u32 = 4;
+
+/// Longest pause between two such looks.
+pub(crate) const HOST_SCAN_PERIOD_MAX: Duration = Duration::from_secs(5);
+
+/// Entries of a host's admin queue: what every target has.
+pub(crate) const HOST_ADMIN_ENTRIES: u16 = 32;
+
+/// Most I/O queues that a host makes for one core.
+pub(crate) const HOST_QUEUES_MAX: u16 = 128;
+
+/// Most commands in flight on one I/O queue of a host: a slot of about 128 B each.
+pub(crate) const HOST_QUEUE_DEPTH_MAX: u16 = 1023;
+
+/// Commands in flight for one call that is split.
+pub(crate) const HOST_WINDOW: usize = 16;
+
+/// Pause before a host asks again whether a controller is ready, or has shut down.
+pub(crate) const HOST_POLL_PAUSE: Duration = Duration::from_millis(5);
+
+/// How long a graceful end may take: commands in flight, then the shutdown of the controller.
+pub(crate) const HOST_DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// First pause before a command is sent again that the target asks to retry; it doubles up to
+/// the longest.
+pub(crate) const HOST_RETRY_PAUSE: Duration = Duration::from_millis(5);
+
+/// Longest such pause.
+pub(crate) const HOST_RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Most entries of a discovery log that a host reads: 4,096 × 1 KiB = 4 MiB in pieces of 4 KiB.
+pub(crate) const HOST_DISCOVERY_ENTRIES: u64 = 4096;
+
+/// How often a discovery log that changes while it is read is read anew.
+pub(crate) const HOST_DISCOVERY_ATTEMPTS: u32 = 8;
+
+/// Zeroes in one write where a target cannot write zeroes of its own, in bytes: what the pool
+/// shares.
+pub(crate) const HOST_ZERO_BYTES: u32 = 64 << 10;
+
 /// Subsystems of one target.
 pub(crate) const SUBSYSTEMS: usize = 4096;
 

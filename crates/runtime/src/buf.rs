@@ -19,7 +19,7 @@ use std::task::{Poll, Waker};
 
 use crate::limits::{
     BUF_ALIGN_BYTES, BUF_CACHE_BYTES_PER_CLASS, BUF_CLASSES, BUF_MAX_BYTES, BUF_MIN_BYTES,
-    DEFAULT_MEMORY_BYTES,
+    DEFAULT_MEMORY_BYTES, ZEROES_BYTES,
 };
 
 static LIMIT_BYTES: AtomicUsize = AtomicUsize::new(DEFAULT_MEMORY_BYTES);
@@ -188,13 +188,13 @@ pub async fn alloc(len: usize) -> BufMut {
     }
 }
 
-/// `len` zero bytes, shared; at most 64 KiB.
+/// `len` zero bytes, shared; at most [`ZEROES_BYTES`].
 ///
 /// # Panics
-/// When `len` exceeds 64 KiB or memory is exhausted at the very first use.
+/// When `len` exceeds that, or memory is exhausted at the very first use.
 pub fn zeroes(len: usize) -> Buf {
     thread_local! {
-        static ZEROES: Buf = Buf::copy_of(&[0; 1 << 16]).expect("memory for a page of zeroes");
+        static ZEROES: Buf = Buf::copy_of(&[0; ZEROES_BYTES]).expect("memory for a page of zeroes");
     }
     ZEROES.with(|zeroes| zeroes.slice(0..len))
 }
@@ -253,6 +253,17 @@ impl BufMut {
         self.0.offset += at;
         self.0.len -= at;
         BufMut(head)
+    }
+
+    /// Drops the first `count` bytes of the view.
+    ///
+    /// # Panics
+    /// When the view has fewer.
+    #[inline]
+    pub fn advance(&mut self, count: usize) {
+        assert!(count <= self.0.len, "advance beyond the view");
+        self.0.offset += count;
+        self.0.len -= count;
     }
 
     /// Joins `self` with the view that begins where it ends.

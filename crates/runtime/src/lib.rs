@@ -15,6 +15,12 @@
 //! `driver` (io_uring, threads, simulation), then the API: [`task`], [`time`], [`net`], [`fs`],
 //! [`sync`].
 
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "the bans point here: this is where time, threads, disks and sockets come from"
+)]
+
 pub mod buf;
 mod core_local;
 mod driver;

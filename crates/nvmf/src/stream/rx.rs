@@ -101,6 +101,12 @@ impl Rx {
         Some(&scratch[..len])
     }
 
+    /// What has arrived and lies together at the front.
+    #[inline]
+    pub(crate) fn front(&self) -> &[u8] {
+        self.data.front().map_or(&[], |segment| segment)
+    }
+
     /// Drops the first `len` bytes.
     ///
     /// # Panics
@@ -113,12 +119,30 @@ impl Rx {
         while left > 0 {
             let first = self.data.front_mut().expect("bytes are in segments");
             if first.len() > left {
-                drop(first.split_to(left));
+                first.advance(left);
                 return;
             }
             left -= first.len();
             self.data.pop_front();
         }
+    }
+
+    /// Whether `len` bytes behind the first `before` have arrived and [`Rx::take`] would give them.
+    #[inline]
+    pub(crate) fn can_take(&self, before: usize, len: usize, align: usize) -> bool {
+        let Some(first) = self.data.front() else { return false };
+        let segment = if first.len() > before {
+            &first[before..]
+        } else {
+            if first.len() < before {
+                return false;
+            }
+            match self.data.get(1) {
+                Some(second) => second,
+                None => return false,
+            }
+        };
+        segment.len() >= len && segment.as_ptr().addr().is_multiple_of(align.max(1))
     }
 
     /// Takes the first `len` bytes as one buffer, if all of them have arrived and lie together at

@@ -16,9 +16,7 @@ use crate::limits::TX_HEADER_BLOCK_BYTES;
 /// The sending half of a connection.
 pub(crate) struct Tx {
     stream: Stream,
-    queue: RefCell<SendList>,
-    /// Headers are cut from this block, one after the other.
-    headers: RefCell<Option<BufMut>>,
+    out: RefCell<Out>,
     more: sync::Notify,
     state: Cell<State>,
     /// Bytes sent since the start: what a watchdog looks at.
@@ -28,6 +26,34 @@ pub(crate) struct Tx {
     queued_bytes: Cell<usize>,
     /// Rung whenever a send has ended.
     progress: Rc<sync::Notify>,
+}
+
+/// What waits to be sent.
+struct Out {
+    list: SendList,
+    /// Headers are written into this block, one after the other.
+    headers: Option<BufMut>,
+    /// Bytes at the start of `headers` that belong behind the list. Headers that follow each other
+    /// become one buffer.
+    run: usize,
+}
+
+impl Out {
+    /// Moves the headers written so far behind the list.
+    #[inline]
+    fn close_run(&mut self) {
+        if self.run > 0
+            && let Some(block) = &mut self.headers
+        {
+            self.list.push(block.split_to(self.run).freeze());
+            self.run = 0;
+        }
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.run == 0 && self.list.is_empty()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +70,7 @@ impl Tx {
     pub(crate) fn new(stream: Stream, progress: Rc<sync::Notify>) -> Tx {
         Tx {
             stream,
-            queue: RefCell::new(SendList::new()),
-            headers: RefCell::new(None),
+            out: RefCell::new(Out { list: SendList::new(), headers: None, run: 0 }),
             more: sync::Notify::new(),
             state: Cell::new(State::Open),
             sent_bytes: Cell::new(0),
@@ -58,21 +83,22 @@ impl Tx {
     /// Pushes a header of at most `max` bytes, which `write` writes and whose length it returns.
     /// False when memory for it is not to be had, or `write` refuses: then nothing was pushed.
     #[inline]
-    pub(crate) fn header(
-        &self,
-        max: usize,
-        write: impl FnOnce(&mut [u8]) -> Option<usize>,
-    ) -> bool {
-        let mut headers = self.headers.borrow_mut();
-        if headers.as_ref().is_none_or(|block| block.len() < max) {
-            *headers = buf::try_alloc(TX_HEADER_BLOCK_BYTES);
+    pub(crate) fn header(&self, max: usize, write: impl FnOnce(&mut [u8]) -> Option<usize>) {
+        if self.state.get() != State::Open {
+            return;
         }
-        let Some(block) = headers.as_mut() else { return false };
-        let Some(len) = write(&mut block[..max]) else { return false };
-        let header = block.split_to(len).freeze();
-        drop(headers);
-        self.push(header);
-        true
+        let mut out = self.out.borrow_mut();
+        let out = &mut *out;
+        let first = out.is_empty();
+        if out.headers.as_ref().is_none_or(|block| block.len() - out.run < max) {
+            out.close_run();
+            out.headers = Some(buf::alloc_small(TX_HEADER_BLOCK_BYTES));
+        }
+        let block = out.headers.as_mut().expect("made above");
+        let place = &mut block[out.run..out.run + max];
+        let len = write(place).expect("room for the longest header");
+        out.run += len;
+        self.queued(len, first);
     }
 
     /// Pushes a payload.
@@ -81,11 +107,17 @@ impl Tx {
         if self.state.get() != State::Open {
             return;
         }
-        let mut queue = self.queue.borrow_mut();
-        let first = queue.is_empty();
-        self.queued_bytes.set(self.queued_bytes.get() + payload.len());
-        queue.push(payload);
-        drop(queue);
+        let mut out = self.out.borrow_mut();
+        let first = out.is_empty();
+        out.close_run();
+        let len = payload.len();
+        out.list.push(payload);
+        self.queued(len, first);
+    }
+
+    #[inline]
+    fn queued(&self, len: usize, first: bool) {
+        self.queued_bytes.set(self.queued_bytes.get() + len);
         if first {
             self.more.notify();
         }
@@ -103,7 +135,7 @@ impl Tx {
 
     /// True while something waits to be sent or is being sent.
     pub(crate) fn is_busy(&self) -> bool {
-        self.in_flight.get() || !self.queue.borrow().is_empty()
+        self.in_flight.get() || !self.out.borrow().is_empty()
     }
 
     /// No more will be pushed; [`Tx::run`] ends when all has been sent.
@@ -117,7 +149,11 @@ impl Tx {
     /// Drops what has not been sent; [`Tx::run`] ends.
     pub(crate) fn close(&self) {
         self.state.set(State::Closed);
-        self.queue.borrow_mut().clear();
+        let mut out = self.out.borrow_mut();
+        out.list.clear();
+        out.headers = None;
+        out.run = 0;
+        drop(out);
         self.queued_bytes.set(0);
         self.more.notify();
         self.progress.notify();
@@ -140,7 +176,7 @@ impl Tx {
             if !go_on {
                 return Ok(());
             }
-            std::mem::swap(&mut list, &mut *self.queue.borrow_mut());
+            self.take_out(&mut list);
             self.in_flight.set(true);
             while !list.is_empty() {
                 let (result, rest) = self.stream.send(list).await;
@@ -159,6 +195,13 @@ impl Tx {
         }
     }
 
+    /// Takes all that waits, for the empty list.
+    fn take_out(&self, empty: &mut SendList) {
+        let mut out = self.out.borrow_mut();
+        out.close_run();
+        std::mem::swap(empty, &mut out.list);
+    }
+
     fn sent(&self, count: usize) {
         self.sent_bytes.set(self.sent_bytes.get() + count as u64);
         // Closing forgets what is queued while a send is in flight.
@@ -168,7 +211,7 @@ impl Tx {
 
     /// Whether to send (true) or to end (false); `None` to wait.
     fn next(&self) -> Option<bool> {
-        match (self.state.get(), self.queue.borrow().is_empty()) {
+        match (self.state.get(), self.out.borrow().is_empty()) {
             (State::Closed, _) | (State::Finishing, true) => Some(false),
             (_, false) => Some(true),
             (State::Open, true) => None,

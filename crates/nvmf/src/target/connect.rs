@@ -13,7 +13,8 @@ use super::controller::{Controller, Host, NewController};
 use super::queue::{Hangup, Queue};
 use super::subsystem::{Kind, Subsystem};
 
-/// A queue that a connection has. Dropping it gives the queue back; with the admin queue the
+/// A queue that a connection has. Dropping it gives the queue back: only when no command of it is
+/// left, for then the host may be ready to send its commands anew. With the admin queue the
 /// controller ends.
 #[derive(Debug)]
 pub(crate) struct Connected {
@@ -91,6 +92,7 @@ pub(crate) fn connect(
         io_controller(target, &subsystem, host, wanted, qid)?
     };
     controller.attach(queue.clone())?;
+    // From here the queue is given back by being dropped.
     controller.saw_traffic();
     let result = ConnectResult {
         controller_id: controller.id,

@@ -4,6 +4,11 @@
 //! Its life: made by Connect, enabled by CC.EN, reset by clearing CC.EN (its I/O queues end), and
 //! destroyed when its admin queue ends, its keep alive expires, or what it serves is taken away.
 //! A destroyed controller has fatal status, no queues, and all its connections are hung up.
+//!
+//! A connection that was cut may still have commands on their way to a device, and its host sends
+//! them again on a new one. An old write that lands after a newer one of the same blocks would undo
+//! it. So a controller is ready, and a reset complete, only when no cut queue of its host has a
+//! command left ([`super::queue::Leftovers`]).
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,7 +27,7 @@ use super::event::Events;
 use super::feature::Features;
 use super::keep_alive::KeepAlive;
 use super::namespace::NamespaceTable;
-use super::queue::{IoTotals, Queue};
+use super::queue::{IoTotals, Leftovers, Queue};
 use super::subsystem::{Kind, Subsystem};
 use super::{Target, lock};
 use crate::limits::READY_TIMEOUT_500MS;
@@ -50,6 +55,7 @@ pub(crate) struct Controller {
     pub(super) errors: Mutex<ErrorLog>,
     registers: Mutex<Registers>,
     queues: Mutex<BTreeMap<u16, Arc<Queue>>>,
+    leftovers: Arc<Leftovers>,
     ready: AtomicBool,
     write_through: AtomicBool,
     gone: AtomicBool,
@@ -75,6 +81,7 @@ impl Controller {
     /// The controller `id`, disabled, without queues.
     pub(super) fn new(id: u16, new: NewController) -> Controller {
         let NewController { host, target, subsystem, local, keep_alive_ms } = new;
+        let leftovers = subsystem.leftovers_of(&host);
         Controller {
             id,
             host,
@@ -88,6 +95,7 @@ impl Controller {
             errors: Mutex::default(),
             registers: Mutex::default(),
             queues: Mutex::default(),
+            leftovers,
             ready: AtomicBool::new(false),
             write_through: AtomicBool::new(false),
             gone: AtomicBool::new(false),
@@ -180,47 +188,60 @@ impl Controller {
 
     /// CC and CSTS.
     pub(super) fn registers(&self) -> Registers {
-        *lock(&self.registers)
+        let mut registers = lock(&self.registers);
+        self.settle(&mut registers);
+        *registers
+    }
+
+    /// Lets CSTS.RDY follow CC.EN when nothing is left of queues that were cut. Hosts poll CSTS, so
+    /// looking when they do is soon enough.
+    fn settle(&self, registers: &mut Registers) {
+        let status = registers.status;
+        let enable = registers.configuration.enable();
+        if status.fatal() == 0 && status.ready() != enable && self.leftovers.are_none() {
+            registers.status = status.with_ready(enable);
+        }
+        let working = registers.status.shutdown_status() == shutdown_status::NORMAL_OPERATION;
+        let ready = enable == 1 && registers.status.ready() == 1;
+        self.ready.store(ready && working, Ordering::Release);
     }
 
     /// Takes a new CC: enables, resets or shuts down. True when a shutdown has begun, which
     /// [`Controller::finish_shutdown`] ends.
     pub(super) fn configure(&self, new: Configuration) -> bool {
-        let mut reset = false;
-        let mut shuts_down = false;
-        {
-            let mut registers = lock(&self.registers);
-            if self.gone.load(Ordering::Acquire) {
-                return false;
-            }
-            let old = registers.configuration;
-            registers.configuration = new;
-            let mut status = registers.status;
-            match (old.enable(), new.enable()) {
-                (0, 1) if can_enable(new, self.subsystem.kind) => status = status.with_ready(1),
-                (0, 1) => status = status.with_fatal(1),
-                (1, 0) => {
-                    status = status.with_ready(0).with_fatal(0);
-                    reset = true;
-                }
-                _ => {}
-            }
-            match (old.shutdown(), new.shutdown()) {
-                (shutdown::NONE, shutdown::NORMAL | shutdown::ABRUPT) => {
-                    status = status.with_shutdown_status(shutdown_status::OCCURRING);
-                    shuts_down = true;
-                }
-                (_, shutdown::NONE) => {
-                    status = status.with_shutdown_status(shutdown_status::NORMAL_OPERATION);
-                }
-                _ => {}
-            }
-            registers.status = status;
-            let working = status.shutdown_status() == shutdown_status::NORMAL_OPERATION;
-            self.ready.store(status.ready() == 1 && working, Ordering::Release);
+        let mut registers = lock(&self.registers);
+        if self.gone.load(Ordering::Acquire) {
+            return false;
         }
-        if reset {
-            self.reset();
+        let old = std::mem::replace(&mut registers.configuration, new);
+        let mut status = registers.status;
+        match (old.enable(), new.enable()) {
+            // The host did not wait for a reset to be complete, or wants what cannot be.
+            (0, 1) if status.ready() == 1 || !can_enable(new, self.subsystem.kind) => {
+                status = status.with_ready(0).with_fatal(1);
+            }
+            (1, 0) => {
+                status = status.with_fatal(0);
+                self.ready.store(false, Ordering::Release);
+                self.reset();
+            }
+            _ => {}
+        }
+        let mut shuts_down = false;
+        match (old.shutdown(), new.shutdown()) {
+            (shutdown::NONE, shutdown::NORMAL | shutdown::ABRUPT) => {
+                status = status.with_shutdown_status(shutdown_status::OCCURRING);
+                shuts_down = true;
+            }
+            (_, shutdown::NONE) => {
+                status = status.with_shutdown_status(shutdown_status::NORMAL_OPERATION);
+            }
+            _ => {}
+        }
+        registers.status = status;
+        self.settle(&mut registers);
+        if status.fatal() == 0 && registers.status.ready() != new.enable() {
+            tracing::info!(controller = self.id, "waits for commands of connections that were cut");
         }
         shuts_down
     }
@@ -236,14 +257,7 @@ impl Controller {
     /// What a controller level reset does beside the registers: I/O queues end, features and
     /// events are as at the beginning. The admin queue stays (Base 3.7.2).
     fn reset(&self) {
-        let io_queues = {
-            let mut queues = lock(&self.queues);
-            queues.split_off(&1)
-        };
-        for queue in io_queues.values() {
-            self.subsystem.add_totals(queue.counters.totals());
-            queue.close();
-        }
+        self.cut_queues(1);
         self.events.reset();
         *lock(&self.features) = Features::new(self.target.config());
         self.set_write_through(false);
@@ -254,17 +268,12 @@ impl Controller {
         if self.gone.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.ready.store(false, Ordering::Release);
         {
             let mut registers = lock(&self.registers);
             registers.status = registers.status.with_ready(0).with_fatal(1);
             self.ready.store(false, Ordering::Release);
         }
-        let queues = std::mem::take(&mut *lock(&self.queues));
-        for queue in queues.values() {
-            self.subsystem.add_totals(queue.counters.totals());
-            queue.close();
-        }
+        self.cut_queues(0);
         self.events.reset();
         self.subsystem.remove_controller(self.id);
         self.target.release_controller();
@@ -274,6 +283,23 @@ impl Controller {
             controller = self.id,
             "controller ended: {why}"
         );
+    }
+
+    /// Ends the queues from `first` up. What they still do is left over until their connections
+    /// are done with it.
+    fn cut_queues(&self, first: u16) {
+        let cut = {
+            let mut queues = lock(&self.queues);
+            let cut = queues.split_off(&first);
+            // Under the lock: a connection that then finds its queue gone takes its part back.
+            // Admin commands are answered at once: nothing is left of theirs.
+            self.leftovers.add(cut.keys().filter(|&&qid| qid != 0).count());
+            cut
+        };
+        for queue in cut.values() {
+            self.subsystem.add_totals(queue.counters.totals());
+            queue.close();
+        }
     }
 
     /// Adds a queue.
@@ -292,7 +318,8 @@ impl Controller {
         Ok(())
     }
 
-    /// The connection of `queue` has ended. With the admin queue the controller ends.
+    /// The connection of `queue` has ended, and no command of it is left. With the admin queue the
+    /// controller ends.
     pub(super) fn detach(&self, queue: &Arc<Queue>) {
         if queue.qid == 0 {
             self.destroy("its admin queue ended");
@@ -304,6 +331,8 @@ impl Controller {
             queues.remove(&queue.qid);
             drop(queues);
             self.subsystem.add_totals(queue.counters.totals());
+        } else {
+            self.leftovers.take_one();
         }
     }
 

@@ -45,6 +45,9 @@ impl Controller {
             } else {
                 window.skip(entry_bytes);
             }
+            if window.is_full() {
+                break;
+            }
         }
         Ok(window.done())
     }
@@ -54,7 +57,13 @@ impl Target {
     fn discovery_view(&self, host: &Nqn, local: Option<SocketAddr>) -> View {
         // Read before what it counts: a change in between is seen as a change by the host.
         let generation = self.discovery_changes.load(std::sync::atomic::Ordering::Acquire);
-        let ports = self.listeners().into_iter().filter_map(|port| reached(port, local)).collect();
+        let mut ports: Vec<Listener> = Vec::new();
+        for port in self.listeners().into_iter().filter_map(|port| reached(port, local)) {
+            // 0.0.0.0 and :: may be the same address to this host.
+            if !ports.iter().any(|known| known.address == port.address) {
+                ports.push(port);
+            }
+        }
         let visible = self.subsystems().into_iter().filter(|subsystem| subsystem.allows(host));
         let subsystems = std::iter::once(Nqn::discovery()).chain(visible.map(|s| s.nqn)).collect();
         View { generation, ports, subsystems }

@@ -33,6 +33,9 @@ use crate::limits::{
 pub(super) const ANA_GROUP: u32 = 1;
 /// Means the controller that the command is sent to.
 const THIS_CONTROLLER: u16 = 0xffff;
+/// NSFEAT bit 5 of the command set independent structure (VWCNP): the namespace has no volatile
+/// write cache though its controller has one, so it needs no flushes.
+const NO_VOLATILE_CACHE: u8 = 1 << 5;
 /// DCTYPE: a direct discovery controller.
 const DIRECT_DISCOVERY: u8 = 1;
 /// FRMW: one firmware slot, and it is read only.
@@ -250,6 +253,7 @@ impl Controller {
 
 fn independent(namespace: &Namespace) -> IndependentNamespace {
     IndependentNamespace {
+        features: if namespace.geometry.volatile_cache { 0 } else { NO_VOLATILE_CACHE },
         sharing: SHARED,
         ana_group: U32::new(ANA_GROUP),
         attributes: if namespace.read_only { WRITE_PROTECTED } else { 0 },

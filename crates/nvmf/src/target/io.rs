@@ -128,7 +128,7 @@ impl Connection {
     }
 
     #[inline]
-    fn read_done(
+    pub(super) fn read_done(
         &self,
         command: &Sqe,
         result: Result<flagstone_runtime::BufMut, IoError>,
@@ -165,15 +165,20 @@ impl Connection {
         let fua = fields.fua() || through == Some(true);
         let command = *command;
         match namespace.device.write(span.offset, data, fua).try_now() {
-            Ok(result) => self.done(&command, status(result), payload),
+            Ok(result) => self.write_done(&command, result, payload),
             Err(later) => {
                 let connection = self.clone();
                 spawn_detached(async move {
-                    connection.done(&command, status(later.await), payload);
+                    connection.write_done(&command, later.await, payload);
                 });
             }
         }
         Ok(())
+    }
+
+    #[inline]
+    pub(super) fn write_done(&self, command: &Sqe, result: Result<(), IoError>, payload: usize) {
+        self.done(command, status(result), payload);
     }
 
     /// Commands that are no reads and writes.

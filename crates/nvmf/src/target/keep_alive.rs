@@ -65,6 +65,12 @@ impl KeepAlive {
         }
     }
 
+    /// Sets the time-out to less than a unit.
+    #[cfg(test)]
+    pub(super) fn shorten(&self, timeout_ms: u32) {
+        self.lock().timeout_ms = timeout_ms;
+    }
+
     /// Ends when the host was silent for its time-out. One task waits at a time.
     pub(super) async fn expired(&self) {
         loop {
@@ -104,6 +110,25 @@ fn round_up(timeout_ms: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::future::Future;
+
+    #[test]
+    fn traffic_puts_the_end_off_and_a_new_setting_starts_anew() {
+        flagstone_runtime::block_on(async {
+            let keep_alive = KeepAlive::new(0);
+            let mut expired = std::pin::pin!(keep_alive.expired());
+            // Without a time-out only a new setting counts.
+            let poll = poll_fn(|context| Poll::Ready(expired.as_mut().poll(context))).await;
+            assert!(poll.is_pending());
+            keep_alive.saw_traffic();
+            keep_alive.set_timeout_ms(1);
+            assert_eq!(keep_alive.timeout_ms(), KEEP_ALIVE_UNIT_MS);
+            keep_alive.shorten(1);
+            expired.await;
+            assert!(!keep_alive.traffic.load(Relaxed), "it was looked at before the end");
+        })
+        .unwrap();
+    }
 
     #[test]
     fn time_outs_are_whole_units() {

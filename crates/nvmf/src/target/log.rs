@@ -107,6 +107,11 @@ impl Window {
         self.at < end && self.at.saturating_add(bytes) > self.offset
     }
 
+    /// Whether the rest of the page is not asked for.
+    pub(super) fn is_full(&self) -> bool {
+        self.at >= self.offset.saturating_add(self.data.len() as u64)
+    }
+
     /// The part, ready to be sent.
     pub(super) fn done(self) -> Done {
         Done::data(self.data)

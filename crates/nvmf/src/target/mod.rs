@@ -30,8 +30,11 @@ pub mod namespace;
 mod queue;
 pub mod status;
 mod subsystem;
+
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -47,14 +50,13 @@ use crate::limits::{LISTENERS, SUBSYSTEMS};
 
 pub(crate) use admin::{AdminReply, admin_data_bytes};
 pub use config::{ConfigError, TargetConfig};
-pub(crate) use connect::{Connected, Refusal, connect};
+pub(crate) use connect::{Connected, connect};
 pub use connection::serve;
 pub(crate) use controller::Controller;
 pub(crate) use error_log::NO_LOCATION;
-pub(crate) use fabrics::FabricsReply;
 pub use namespace::{Namespace, NamespaceConfig, NamespaceTable};
 pub use queue::IoTotals;
-pub(crate) use queue::{Hangup, IoCounters, Queue};
+pub(crate) use queue::Queue;
 pub use subsystem::SubsystemConfig;
 use subsystem::{Kind, Subsystem};
 
@@ -63,10 +65,10 @@ use subsystem::{Kind, Subsystem};
 pub enum TargetError {
     /// A subsystem of this name exists, or the name is that of the discovery subsystem.
     #[error("a subsystem {0} exists already")]
-    SubsystemExists(Nqn),
+    SubsystemExists(Box<Nqn>),
     /// No subsystem has this name.
     #[error("there is no subsystem {0}")]
-    NoSubsystem(Nqn),
+    NoSubsystem(Box<Nqn>),
     /// A serial number that hosts cannot be told.
     #[error("serial number {0:?} must be 1 to 20 printable ASCII characters")]
     Serial(String),
@@ -102,6 +104,10 @@ pub enum TargetError {
 }
 
 /// Everything that is served over NVMe/TCP by this process.
+///
+/// May be asked and changed from any thread. What disconnects hosts is to be called on a core of
+/// the runtime, as sockets are ended there: elsewhere hosts are refused everything, but see it only
+/// when they next ask.
 #[derive(Debug)]
 pub struct Target {
     config: TargetConfig,
@@ -165,7 +171,7 @@ impl Target {
         {
             let mut served = lock(&self.served);
             if nqn.is_discovery() || served.subsystems.contains_key(&nqn) {
-                return Err(TargetError::SubsystemExists(nqn));
+                return Err(TargetError::SubsystemExists(Box::new(nqn)));
             }
             if served.subsystems.len() >= SUBSYSTEMS {
                 return Err(TargetError::Full);
@@ -182,7 +188,7 @@ impl Target {
     /// [`TargetError::NoSubsystem`].
     pub fn remove_subsystem(&self, nqn: &Nqn) -> Result<(), TargetError> {
         let removed = lock(&self.served).subsystems.remove(nqn);
-        let subsystem = removed.ok_or(TargetError::NoSubsystem(*nqn))?;
+        let subsystem = removed.ok_or_else(|| no_subsystem(nqn))?;
         subsystem.close("its subsystem was removed");
         self.discovery_changed(|host| subsystem.allows(host));
         Ok(())
@@ -255,8 +261,15 @@ impl Target {
     /// Takes an address out of the discovery log; one that is not in it is no error.
     pub fn remove_listener(&self, address: &Address) {
         let Address::Tcp(address) = *address else { return };
-        lock(&self.served).listeners.retain(|listener| listener.address != address);
-        self.discovery_changed(|_| true);
+        let removed = {
+            let mut served = lock(&self.served);
+            let before = served.listeners.len();
+            served.listeners.retain(|listener| listener.address != address);
+            served.listeners.len() < before
+        };
+        if removed {
+            self.discovery_changed(|_| true);
+        }
     }
 
     /// Lets no host connect from now on: Connect is answered with Connect Controller Busy, which
@@ -303,7 +316,7 @@ impl Target {
     }
 
     fn subsystem_named(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, TargetError> {
-        lock(&self.served).subsystems.get(nqn).cloned().ok_or(TargetError::NoSubsystem(*nqn))
+        lock(&self.served).subsystems.get(nqn).cloned().ok_or_else(|| no_subsystem(nqn))
     }
 
     fn subsystems(&self) -> Vec<Arc<Subsystem>> {
@@ -323,6 +336,10 @@ impl Target {
             }
         }
     }
+}
+
+fn no_subsystem(nqn: &Nqn) -> TargetError {
+    TargetError::NoSubsystem(Box::new(*nqn))
 }
 
 /// Locks a mutex that is held for a few instructions. A panic in them leaves nothing half done

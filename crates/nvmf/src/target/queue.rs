@@ -1,6 +1,9 @@
 //! A queue of a controller: which connection it is, and what went through it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
 
 use flagstone_runtime::net::Stream;
 
@@ -61,6 +64,28 @@ impl std::fmt::Debug for Queue {
     }
 }
 
+/// Queues of one host, of whatever controller of a subsystem, that were cut and whose connections
+/// still await commands.
+#[derive(Debug, Default)]
+pub(super) struct Leftovers(AtomicUsize);
+
+impl Leftovers {
+    /// Notes that `queues` were cut.
+    pub(super) fn add(&self, queues: usize) {
+        self.0.fetch_add(queues, AcqRel);
+    }
+
+    /// Notes that nothing is left of one.
+    pub(super) fn take_one(&self) {
+        self.0.fetch_sub(1, AcqRel);
+    }
+
+    /// Whether nothing is left of any.
+    pub(super) fn are_none(&self) -> bool {
+        self.0.load(Acquire) == 0
+    }
+}
+
 /// Reads and writes of one queue. One core adds to it, any may read it, so adding takes no locked
 /// instruction.
 #[derive(Debug, Default)]
@@ -72,7 +97,7 @@ pub(crate) struct IoCounters {
     media_errors: AtomicU64,
 }
 
-/// Sums of [`IoCounters`].
+/// What went through queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoTotals {
     /// Read and Compare commands that succeeded or failed on the medium.

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use flagstone_nvme::Nqn;
 use flagstone_nvme::command::fabrics::CONTROLLER_ID_MAX;
 use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
 
-use super::controller::Controller;
+use super::controller::{Controller, Host};
 use super::namespace::{Namespace, NamespaceConfig, NamespaceTable};
-use super::queue::IoTotals;
+use super::queue::{IoTotals, Leftovers};
 use super::{TargetError, lock};
 use crate::limits::ALLOWED_HOSTS;
 
@@ -46,9 +46,13 @@ pub(crate) struct Subsystem {
     generation: AtomicU64,
     ana_changes: AtomicU64,
     controllers: Mutex<Controllers>,
+    /// By host; those of hosts without controllers and connections are gone.
+    leftovers: Mutex<BTreeMap<HostKey, Weak<Leftovers>>>,
     /// What went through queues that are gone.
     totals: Mutex<IoTotals>,
 }
+
+type HostKey = (Nqn, [u8; 16]);
 
 struct Namespaces {
     table: Arc<NamespaceTable>,
@@ -85,6 +89,7 @@ impl Subsystem {
                 last_id: 0,
                 closed: false,
             }),
+            leftovers: Mutex::default(),
             totals: Mutex::default(),
         })
     }
@@ -253,6 +258,18 @@ impl Subsystem {
         for controller in self.controllers() {
             controller.destroy(why);
         }
+    }
+
+    /// What is left of cut queues of `host`, shared by all its controllers.
+    pub(super) fn leftovers_of(&self, host: &Host) -> Arc<Leftovers> {
+        let mut hosts = lock(&self.leftovers);
+        hosts.retain(|_, leftovers| leftovers.strong_count() > 0);
+        let known = hosts.entry((host.nqn, host.id)).or_default();
+        known.upgrade().unwrap_or_else(|| {
+            let leftovers = Arc::default();
+            *known = Arc::downgrade(&leftovers);
+            leftovers
+        })
     }
 
     pub(super) fn add_totals(&self, more: IoTotals) {

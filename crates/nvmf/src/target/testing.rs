@@ -12,6 +12,8 @@ use flagstone_nvme::property::{Configuration, Property, PropertySize};
 use flagstone_nvme::{Nqn, Status};
 use flagstone_runtime::{Buf, BufMut};
 
+use super::connect::Refusal;
+use super::queue::Hangup;
 use super::*;
 
 /// A device that keeps nothing.

@@ -9,6 +9,7 @@ use std::rc::Rc;
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectData};
 use flagstone_nvme::digest::crc32c;
 use flagstone_nvme::limits::{ADMIN_IN_CAPSULE_BYTES, HEADER_MAX_BYTES, INITIALIZE_BYTES};
+use flagstone_nvme::opcode::DataDirection;
 use flagstone_nvme::pdu::{
     CapsuleCmd, CommonHeader, DataHeader, Digests, Encoder, Fatal, Frame, InitializeRequest,
     InitializeResponse, PduKind, Receiver, Rules, TermReqHeader, Violation,
@@ -60,6 +61,7 @@ impl Connection {
         };
         let mut habit = Habit::default();
         loop {
+            self.run_short(rx, &rules);
             match self.next_pdu(rx, &rules, &mut habit).await {
                 Ok(changed) => rules = changed.unwrap_or(rules),
                 Err(end) => return end,
@@ -114,7 +116,8 @@ impl Connection {
                 return Err(violation(error, arrived(rx, shown, &mut scratch)));
             }
         };
-        self.arrive(rx, frame.header_end()).await?;
+        // The padding too, so that it can be skipped.
+        self.arrive(rx, frame.data_offset.into()).await?;
         let bytes = arrived(rx, frame.header_end(), &mut scratch);
         frame.check_header_digest(bytes).map_err(|fatal| violation(fatal, bytes))?;
         Ok((frame, scratch))
@@ -158,20 +161,25 @@ impl Connection {
         }
     }
 
-    /// Waits while the queue is full or the connection's budget of payload is spent.
+    /// Waits while the queue is full or the connection's budget of payload is spent. Never for
+    /// transfers: they end by what is received after this.
     #[inline]
     async fn wait_for_room(&self) {
         let entries = self.with_controller(|_, queue| queue.entries).unwrap_or(1);
-        let budget = self.target.config().connection_payload_bytes;
-        let has_room = || {
-            let room = self.outstanding.get() < u32::from(entries)
-                && self.payload_bytes.get() < budget
-                && self.tx.queued_bytes() < budget;
-            room.then_some(())
-        };
-        if has_room().is_none() {
-            self.room.wait_for(has_room).await;
+        if !self.has_room(entries) {
+            self.room.wait_for(|| self.has_room(entries).then_some(())).await;
         }
+    }
+
+    /// Whether another command may be taken in hand.
+    #[inline]
+    pub(super) fn has_room(&self, entries: u16) -> bool {
+        let budget = self.target.config().connection_payload_bytes;
+        let payload = self.payload_bytes.get();
+        // Transfers alone must not keep others waiting: their data comes behind those.
+        self.outstanding.get() < u32::from(entries)
+            && (payload < budget || payload == self.transfer_bytes.get())
+            && self.tx.queued_bytes() < budget
     }
 
     /// A command capsule, with or without data.
@@ -184,16 +192,20 @@ impl Connection {
         command: Sqe,
         habit: &mut Habit,
     ) -> Result<Option<Rules>, End> {
+        let without = frame.data_bytes == 0;
+        if without && (direction(&command) == DataDirection::None || command.data.data_bytes == 0) {
+            // No data moves: the pointer is reserved, and hosts leave anything in it.
+            rx.skip(frame.data_offset.into());
+            return self.execute_without_data(command).map(|()| None);
+        }
         let pointer = DataPointer::parse(&command.data, frame.data_bytes);
         if let Err(error @ (SglError::Type(_) | SglError::Offset)) = pointer {
             let mut scratch = [0; HEADER_MAX_BYTES + 4];
             return Err(violation(error.fatal(), arrived(rx, frame.header_end(), &mut scratch)));
         }
         rx.skip(frame.data_offset.into());
-        if frame.data_bytes == 0 {
-            if let Ok(DataPointer::Transport { data_bytes }) = pointer {
-                return self.without_data(command, data_bytes).await.map(|()| None);
-            }
+        if without && let Ok(DataPointer::Transport { data_bytes }) = pointer {
+            return self.without_data(command, data_bytes).map(|()| None);
         }
         let align = self.memory_align(&command);
         let data = self.payload(rx, frame, align).await?;
@@ -212,16 +224,12 @@ impl Connection {
 
     /// A command whose capsule carries no data: `data_bytes` are to be moved in data PDUs, either
     /// way.
-    async fn without_data(self: &Rc<Self>, command: Sqe, data_bytes: u32) -> Result<(), End> {
+    fn without_data(self: &Rc<Self>, command: Sqe, data_bytes: u32) -> Result<(), End> {
         match self.data_from_host(&command, data_bytes) {
             Ok(0) => self.execute_without_data(command)?,
             Ok(wanted) => {
-                let data = buf::alloc(wanted as usize).await;
                 self.advance_queue();
-                self.begin(wanted as usize);
-                let transfer = self.transfers.borrow_mut().insert(command, data);
-                let (tag, cid) = (transfer.expect("as many as a queue has entries"), command.cid);
-                self.request_data(cid.get(), tag, wanted);
+                self.take_transfer(command, wanted as usize);
             }
             Err(status) => {
                 self.advance_queue();
@@ -233,12 +241,7 @@ impl Connection {
 
     /// How many bytes the host is to be asked for with an R2T; 0 for none. Bounded by MDTS.
     fn data_from_host(&self, command: &Sqe, data_bytes: u32) -> Result<u32, Status> {
-        use flagstone_nvme::opcode::DataDirection::{self, HostToController};
-        let direction = match command.fabrics_type() {
-            Some(kind) => DataDirection::of(kind.0),
-            None => DataDirection::of(command.opcode),
-        };
-        if direction != HostToController || data_bytes == 0 {
+        if direction(command) != DataDirection::HostToController || data_bytes == 0 {
             return Ok(0);
         }
         let Some(qid) = self.with_controller(|_, queue| queue.qid) else {
@@ -343,6 +346,7 @@ impl Connection {
             transfers.remove(tag).expect("accepted just now")
         };
         let (cid, payload) = (done.command.cid.get(), data.len());
+        self.transferred(payload);
         if done.digest_error {
             self.complete(cid, Status::TRANSIENT_TRANSPORT_ERROR, payload);
             return Ok(());
@@ -436,6 +440,12 @@ impl Connection {
         let max = self.target.config().mdts_bytes;
         command.data.data_bytes.get().min(max) as usize
     }
+}
+
+/// Which way a command's data goes.
+#[inline]
+fn direction(command: &Sqe) -> DataDirection {
+    DataDirection::of(command.fabrics_type().map_or(command.opcode, |kind| kind.0))
 }
 
 /// Data that came with a PDU.

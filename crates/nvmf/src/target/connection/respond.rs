@@ -10,14 +10,24 @@ use super::Connection;
 use crate::limits::HEADER_BYTES_MAX;
 
 impl Connection {
+    /// The submission queue's head, where completions carry it.
+    #[inline]
+    fn sq_head(&self) -> Option<u16> {
+        let session = self.session.borrow();
+        let session = session.as_ref()?;
+        session.connected.queue.flow_control.then_some(session.sq_head)
+    }
+
     /// Sends a completion.
     #[inline]
-    pub(crate) fn respond(&self, mut completion: Cqe) {
-        if let Some(session) = self.session.borrow().as_ref()
-            && session.connected.queue.flow_control
-        {
-            completion.sqhd = U16::new(session.sq_head);
-        }
+    pub(crate) fn respond(&self, completion: Cqe) {
+        self.send_completion(completion, self.sq_head());
+    }
+
+    /// Sends a completion with the submission queue's head, where there is flow control.
+    #[inline]
+    pub(super) fn send_completion(&self, mut completion: Cqe, sq_head: Option<u16>) {
+        completion.sqhd = U16::new(sq_head.unwrap_or(0));
         let encoder = self.encoder.get();
         self.tx.header(HEADER_BYTES_MAX, |out| encoder.capsule_resp(out, &completion));
     }
@@ -29,14 +39,20 @@ impl Connection {
         self.release(payload);
     }
 
-    /// Completes command `cid` with data for the host, in one PDU, then success. Without flow
-    /// control of the submission queue the data PDU says so itself (NVMe/TCP 3.3.2.2).
+    /// Completes a command with data for the host.
     #[inline]
     pub(crate) fn complete_with_data(&self, completion: Cqe, data: Buf) {
+        // Before Connect nothing has data; fabrics commands have none either.
+        self.send_data(completion, data, self.sq_head());
+    }
+
+    /// Sends data in one PDU, then the completion. Without flow control of the submission queue
+    /// the data PDU itself says that the command succeeded (NVMe/TCP 3.3.2.2).
+    #[inline]
+    pub(super) fn send_data(&self, completion: Cqe, data: Buf, sq_head: Option<u16>) {
         let encoder = self.encoder.get();
-        let flow_control = self.with_controller(|_, queue| queue.flow_control).unwrap_or(true);
         let plain = completion.result() == 0 && completion.status() == Status::SUCCESS;
-        let success = plain && !flow_control;
+        let success = plain && sq_head.is_none();
         let (cid, len) = (completion.cid.get(), data.len() as u32);
         let flags = DataFlags { last: true, success };
         self.tx.header(HEADER_BYTES_MAX, |out| encoder.c2h_data(out, cid, 0, len, flags));
@@ -49,7 +65,7 @@ impl Connection {
             });
         }
         if !success {
-            self.respond(completion);
+            self.send_completion(completion, sq_head);
         }
     }
 

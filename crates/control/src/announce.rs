@@ -1,0 +1,101 @@
+//! What a server prints when it serves: its addresses, its volumes, and how to attach each.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::config::Config;
+use crate::device_spec::HostPort;
+use crate::listen_spec::ListenSpec;
+use crate::units::format_size;
+use crate::uri::Encoded;
+
+/// A volume that is served.
+pub(crate) struct Served {
+    pub(crate) size_bytes: u64,
+    pub(crate) block_bytes: u32,
+}
+
+/// The whole announcement: machine-readable lines first, then the commands.
+pub(crate) fn announcement(
+    config: &Config,
+    listeners: &[ListenSpec],
+    volumes: &[Served],
+) -> String {
+    let mut text = String::new();
+    for listener in listeners {
+        let _ = writeln!(text, "listening on {listener}");
+    }
+    for (index, (volume, served)) in config.volumes.iter().zip(volumes).enumerate() {
+        let devices: Vec<String> =
+            volume.backing.devices().iter().map(ToString::to_string).collect();
+        let access = if volume.read_only { ", read-only" } else { "" };
+        let _ = writeln!(
+            text,
+            "\nvolume {}: {}, blocks of {} B{access}, on {}",
+            volume.name,
+            format_size(served.size_bytes),
+            served.block_bytes,
+            devices.join(", ")
+        );
+        for listener in listeners {
+            attach(&mut text, config, index, listener);
+        }
+    }
+    if listeners.iter().any(is_wildcard) {
+        text.push_str("\n(HOST is an address of this machine that the other one reaches)\n");
+    }
+    text
+}
+
+fn is_wildcard(listener: &ListenSpec) -> bool {
+    listener.socket_addr().is_some_and(|address| address.ip().is_unspecified())
+}
+
+/// The host part of an address to connect to.
+fn host(address: &SocketAddr) -> String {
+    match address.ip() {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) | IpAddr::V6(Ipv6Addr::UNSPECIFIED) => "HOST".to_owned(),
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => ip.to_string(),
+    }
+}
+
+fn attach(text: &mut String, config: &Config, index: usize, listener: &ListenSpec) {
+    let volume = &config.volumes[index];
+    let subsystem = config.subsystems.iter().find(|one| one.namespaces.contains(&index));
+    let _ = match listener {
+        ListenSpec::NvmeTcp(address) => {
+            let Some(subsystem) = subsystem else { return };
+            let nsid = subsystem.namespaces.iter().position(|one| *one == index).unwrap_or(0) + 1;
+            let note = match subsystem.namespaces.len() {
+                1 => String::new(),
+                _ => format!("   # namespace {nsid}"),
+            };
+            writeln!(
+                text,
+                "  nvme connect -t tcp -a {} -s {} -n {}{note}",
+                host(address),
+                address.port(),
+                subsystem.nqn
+            )
+        }
+        ListenSpec::NbdTcp(address) => {
+            let authority = match host(address) {
+                name if address.ip().is_unspecified() => format!("{name}:{}", address.port()),
+                _ => authority(address).to_string(),
+            };
+            let export = &volume.nbd_export;
+            writeln!(text, "  nbdcopy, qemu-img, fio --uri:  nbd://{authority}/{}", Encoded(export))
+        }
+        ListenSpec::NbdUnix(path) => writeln!(
+            text,
+            "  nbdcopy, qemu-img, fio --uri:  nbd+unix:///{}?socket={}",
+            Encoded(&volume.nbd_export),
+            Encoded(&path.to_string_lossy())
+        ),
+    };
+}
+
+fn authority(address: &SocketAddr) -> HostPort {
+    HostPort { host: crate::device_spec::Host::Ip(address.ip()), port: address.port() }
+}

@@ -1,0 +1,520 @@
+//! The loop of one core: its slots, each with at most one I/O in flight.
+//!
+//! All slots live in one task. A completion sets a bit, the lane polls the slots whose bits are set
+//! and each begins its next I/O right there. Devices that answer at once are looped over, never
+//! recursed into, and yield to the core's other tasks every [`IOS_PER_POLL`] I/Os.
+//!
+//! The clock is read once an I/O: the end of one is the start of the slot's next.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use flagstone_blockdev::{IoError, IoFuture, SharedDevice};
+use flagstone_runtime::{Buf, BufMut, buf, time};
+
+use crate::limits::{CATCH_UP, ERROR_PAUSE, IOS_PER_POLL, IOS_PER_SLOT};
+use crate::plan::{Op, OpKind};
+use crate::slots::{Woken, wakers};
+use crate::stats::{Gauge, Reading, Stats};
+
+/// Where a lane's I/Os come from and where their outcomes go.
+pub(crate) trait Workload {
+    /// The next I/O, for `slot` to do.
+    fn next(&mut self, slot: usize) -> Next;
+    /// What the write `op` carries; `None` when there is no memory for it now.
+    fn payload(&mut self, slot: usize, op: &Op) -> Option<Buf>;
+    /// The I/O of `slot` has ended.
+    fn ended(&mut self, slot: usize, op: &Op, outcome: Outcome<'_>);
+    /// Violations found so far.
+    fn violations(&self) -> u64 {
+        0
+    }
+    /// Moves work beside the I/Os forward. Ready when there is none left.
+    fn poll_side(&mut self, _cx: &mut Context<'_>) -> Poll<()> {
+        Poll::Ready(())
+    }
+}
+
+/// What a slot does next.
+pub(crate) enum Next {
+    /// This I/O.
+    Op(Op),
+    /// Nothing, until the side work has moved on.
+    Wait,
+    /// Nothing any more.
+    End,
+}
+
+/// How an I/O ended.
+pub(crate) enum Outcome<'a> {
+    /// A read brought this.
+    Read(&'a [u8]),
+    /// A change was made.
+    Done,
+    /// It failed.
+    Failed,
+}
+
+/// What ends a lane from outside. Shared by cores.
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    /// Begin no more I/Os.
+    pub(crate) stop: AtomicBool,
+    /// The time of lanes that have one is up: see for yourselves.
+    pub(crate) time_up: AtomicBool,
+    /// Do not even wait for those in flight.
+    pub(crate) abandon: AtomicBool,
+}
+
+/// What a lane shares with those who watch it.
+#[derive(Clone, Debug)]
+pub(crate) struct Links {
+    pub(crate) signals: Arc<Signals>,
+    pub(crate) gauge: Arc<Gauge>,
+    pub(crate) woken: Arc<Woken>,
+}
+
+/// A lane's bounds. Times are nanoseconds of the runtime's clock.
+#[derive(Clone, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) depth: usize,
+    pub(crate) io_bytes_max: usize,
+    pub(crate) fua: bool,
+    /// I/Os that begin from then on are counted.
+    pub(crate) measure_from_ns: u64,
+    /// None begins from then on.
+    pub(crate) end_at_ns: u64,
+    pub(crate) ios: u64,
+    pub(crate) bytes: u64,
+    pub(crate) rate_iops: Option<u64>,
+    pub(crate) errors_max: u64,
+}
+
+/// Why a lane ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LaneEnd {
+    /// By its bounds.
+    Complete,
+    /// Too many errors.
+    Errors,
+    /// By [`Signals`].
+    Stopped,
+}
+
+enum Flight {
+    Idle,
+    Read(IoFuture<BufMut>),
+    Change(IoFuture<()>),
+}
+
+struct Slot {
+    flight: Flight,
+    op: Op,
+    started_ns: u64,
+    /// The buffer of reads, while none is in flight.
+    buf: Option<BufMut>,
+    /// What is left of that buffer while a shorter read is in flight.
+    tail: Option<BufMut>,
+}
+
+/// Schedule of a rate: one I/O each `1 / rate` seconds, to the nanosecond on average.
+struct Pace {
+    due_ns: u64,
+    period_ns: u64,
+    period_rest: u64,
+    rest: u64,
+    rate: u64,
+    timer: Option<time::Sleep>,
+}
+
+impl Pace {
+    fn new(rate: u64, from_ns: u64) -> Pace {
+        let (period_ns, period_rest) = (1_000_000_000 / rate, 1_000_000_000 % rate);
+        Pace { due_ns: from_ns, period_ns, period_rest, rest: 0, rate, timer: None }
+    }
+
+    /// True when an I/O may begin now, which uses up its turn.
+    fn take(&mut self, now_ns: u64) -> bool {
+        if self.due_ns > now_ns {
+            return false;
+        }
+        let oldest = now_ns.saturating_sub(CATCH_UP.as_nanos() as u64);
+        self.due_ns = self.due_ns.max(oldest) + self.period_ns;
+        self.rest += self.period_rest;
+        if self.rest >= self.rate {
+            self.rest -= self.rate;
+            self.due_ns += 1;
+        }
+        true
+    }
+}
+
+/// A future that runs the I/Os of `W` and ends with what it counted.
+pub(crate) struct Lane<'a, W> {
+    device: SharedDevice,
+    workload: &'a mut W,
+    bounds: Bounds,
+    signals: Arc<Signals>,
+    gauge: Arc<Gauge>,
+    woken: Arc<Woken>,
+    wakers: Vec<Waker>,
+    slots: Vec<Slot>,
+    /// Slots to look at in this poll or the next.
+    due: VecDeque<u32>,
+    /// Slots that may begin an I/O only later: by the rate, a pause or the workload.
+    parked: Vec<u32>,
+    in_flight: usize,
+    pace: Option<Pace>,
+    paused_until_ns: u64,
+    pause_timer: Option<time::Sleep>,
+    /// A slot was parked in this poll: so would any other idle one be.
+    blocked: bool,
+    /// A slot waits for the workload's side work.
+    waiting: bool,
+    ios_left: u64,
+    bytes_left: u64,
+    end: Option<LaneEnd>,
+    stats: Stats,
+    reading: Reading,
+}
+
+impl<'a, W: Workload> Lane<'a, W> {
+    /// `None` at the ceiling of pooled memory. `kinds` are those of the workload's I/Os.
+    pub(crate) fn new(
+        device: SharedDevice,
+        workload: &'a mut W,
+        bounds: Bounds,
+        links: Links,
+        kinds: &[OpKind],
+    ) -> Option<Lane<'a, W>> {
+        let Links { signals, gauge, woken } = links;
+        let reads = kinds.contains(&OpKind::Read);
+        let mut slots = Vec::with_capacity(bounds.depth);
+        for _ in 0..bounds.depth {
+            let buf = if reads { Some(buf::try_alloc(bounds.io_bytes_max)?) } else { None };
+            slots.push(Slot {
+                flight: Flight::Idle,
+                op: Op::FLUSH,
+                started_ns: 0,
+                buf,
+                tail: None,
+            });
+        }
+        let now_ns = time::now().as_nanos();
+        // A core's second lane goes on where its first one ended.
+        let reading = gauge.read();
+        Some(Lane {
+            device,
+            workload,
+            signals,
+            gauge,
+            wakers: wakers(&woken, bounds.depth),
+            woken,
+            slots,
+            due: (0..bounds.depth as u32).collect(),
+            parked: Vec::with_capacity(bounds.depth),
+            in_flight: 0,
+            pace: bounds.rate_iops.map(|rate| Pace::new(rate, now_ns)),
+            paused_until_ns: 0,
+            pause_timer: None,
+            blocked: false,
+            waiting: false,
+            ios_left: bounds.ios,
+            bytes_left: bounds.bytes,
+            end: None,
+            stats: Stats::for_kinds(kinds.iter().copied()),
+            reading,
+            bounds,
+        })
+    }
+
+    /// Ends the lane's beginning of I/Os; the first reason counts.
+    fn finish(&mut self, why: LaneEnd) {
+        self.end.get_or_insert(why);
+    }
+
+    /// Polls or refills one slot and takes what it did off `budget`. True when the slot wants
+    /// another look at once.
+    fn advance(&mut self, slot: u32, budget: &mut usize) -> bool {
+        let index = slot as usize;
+        let mut now_ns = if !matches!(self.slots[index].flight, Flight::Idle) {
+            match self.poll_slot(index) {
+                Some(now_ns) => now_ns,
+                None => return false,
+            }
+        } else if self.end.is_some() {
+            return false;
+        } else if self.blocked {
+            self.parked.push(slot);
+            return false;
+        } else {
+            time::now().as_nanos()
+        };
+        for _ in 0..IOS_PER_SLOT.min(*budget) {
+            if self.end.is_some() {
+                return false;
+            }
+            let Some(op) = self.choose(slot, now_ns) else { return false };
+            self.begin(index, op, now_ns);
+            *budget -= 1;
+            match self.poll_new(index) {
+                Some(ended_ns) => now_ns = ended_ns,
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Polls the I/O in flight; the time of its end, if it did.
+    fn poll_slot(&mut self, index: usize) -> Option<u64> {
+        let mut cx = Context::from_waker(&self.wakers[index]);
+        let slot = &mut self.slots[index];
+        match &mut slot.flight {
+            Flight::Idle => None,
+            Flight::Read(future) => match Pin::new(future).poll(&mut cx) {
+                Poll::Pending => None,
+                Poll::Ready(result) => Some(self.read_ended(index, result)),
+            },
+            Flight::Change(future) => match Pin::new(future).poll(&mut cx) {
+                Poll::Pending => None,
+                Poll::Ready(result) => Some(self.change_ended(index, result)),
+            },
+        }
+    }
+
+    /// Looks at an I/O that was begun just now; the time of its end, if it has ended already.
+    fn poll_new(&mut self, index: usize) -> Option<u64> {
+        match std::mem::replace(&mut self.slots[index].flight, Flight::Idle) {
+            Flight::Idle => {}
+            Flight::Read(future) => match future.try_now() {
+                Ok(result) => return Some(self.read_ended(index, result)),
+                Err(future) => self.slots[index].flight = Flight::Read(future),
+            },
+            Flight::Change(future) => match future.try_now() {
+                Ok(result) => return Some(self.change_ended(index, result)),
+                Err(future) => self.slots[index].flight = Flight::Change(future),
+            },
+        }
+        self.poll_slot(index)
+    }
+
+    /// The I/O that the slot is to begin; the slot is parked, or the lane ends, when there is none.
+    fn choose(&mut self, slot: u32, now_ns: u64) -> Option<Op> {
+        let counts = now_ns >= self.bounds.measure_from_ns;
+        if now_ns >= self.bounds.end_at_ns || self.ios_left == 0 || self.bytes_left == 0 {
+            self.finish(LaneEnd::Complete);
+            return None;
+        }
+        let may = now_ns >= self.paused_until_ns
+            && self.pace.as_mut().is_none_or(|pace| pace.take(now_ns));
+        if !may {
+            self.park(slot);
+            return None;
+        }
+        match self.workload.next(slot as usize) {
+            Next::Op(op) => {
+                if counts && op.kind != OpKind::Flush {
+                    self.ios_left -= 1;
+                    self.bytes_left = self.bytes_left.saturating_sub(op.len as u64);
+                }
+                Some(op)
+            }
+            Next::Wait => {
+                self.waiting = true;
+                self.park(slot);
+                None
+            }
+            Next::End => {
+                self.finish(LaneEnd::Complete);
+                None
+            }
+        }
+    }
+
+    fn park(&mut self, slot: u32) {
+        self.blocked = true;
+        self.parked.push(slot);
+    }
+
+    fn begin(&mut self, index: usize, op: Op, now_ns: u64) {
+        self.in_flight += 1;
+        let slot = &mut self.slots[index];
+        slot.op = op;
+        slot.started_ns = now_ns;
+        slot.flight = match op.kind {
+            OpKind::Read => Flight::Read(match slot.buf.take() {
+                Some(mut buf) => {
+                    if buf.len() > op.len {
+                        slot.tail = Some(buf.split_off(op.len));
+                    }
+                    self.device.read(op.offset, buf)
+                }
+                None => match buf::try_alloc(op.len) {
+                    Some(buf) => self.device.read(op.offset, buf),
+                    None => IoFuture::ready(Err(IoError::NoMemory)),
+                },
+            }),
+            OpKind::Write => Flight::Change(match self.workload.payload(index, &op) {
+                Some(data) => self.device.write(op.offset, data, self.bounds.fua),
+                None => IoFuture::ready(Err(IoError::NoMemory)),
+            }),
+            OpKind::Trim => Flight::Change(self.device.discard(op.offset, op.len as u64)),
+            OpKind::Flush => Flight::Change(self.device.flush()),
+        };
+    }
+
+    fn read_ended(&mut self, index: usize, result: Result<BufMut, IoError>) -> u64 {
+        let now_ns = time::now().as_nanos();
+        let slot = &mut self.slots[index];
+        let op = slot.op;
+        slot.flight = Flight::Idle;
+        let tail = slot.tail.take();
+        match result {
+            Ok(mut buf) => {
+                self.workload.ended(index, &op, Outcome::Read(&buf));
+                // A device that gives another buffer back than it was given costs us the tail;
+                // the next longer read then takes a new one.
+                let whole = tail.is_none_or(|tail| buf.unsplit(tail).is_ok());
+                let whole = whole && buf.len() == self.bounds.io_bytes_max;
+                self.slots[index].buf = whole.then_some(buf);
+                self.count(index, now_ns);
+            }
+            Err(error) => {
+                drop(tail);
+                // The device dropped the buffer; most likely the pool hands out the same again.
+                self.slots[index].buf = buf::try_alloc(self.bounds.io_bytes_max);
+                self.workload.ended(index, &op, Outcome::Failed);
+                self.count_error(&op, error, now_ns);
+            }
+        }
+        now_ns
+    }
+
+    fn change_ended(&mut self, index: usize, result: Result<(), IoError>) -> u64 {
+        let now_ns = time::now().as_nanos();
+        let op = self.slots[index].op;
+        // Dropped before the workload hears of it, so that the payload is the workload's alone.
+        self.slots[index].flight = Flight::Idle;
+        match result {
+            Ok(()) => {
+                self.workload.ended(index, &op, Outcome::Done);
+                self.count(index, now_ns);
+            }
+            Err(error) => {
+                self.workload.ended(index, &op, Outcome::Failed);
+                self.count_error(&op, error, now_ns);
+            }
+        }
+        now_ns
+    }
+
+    #[inline]
+    fn count(&mut self, index: usize, now_ns: u64) {
+        self.in_flight -= 1;
+        let Slot { op, started_ns, .. } = self.slots[index];
+        if started_ns < self.bounds.measure_from_ns {
+            return;
+        }
+        let latency_ns = now_ns.saturating_sub(started_ns);
+        self.stats.record(op.kind, op.len, latency_ns);
+        self.stats.last_ns = now_ns;
+        if op.kind != OpKind::Flush {
+            self.reading.ios += 1;
+            self.reading.bytes += op.len as u64;
+            self.reading.latency_sum_ns = self.reading.latency_sum_ns.saturating_add(latency_ns);
+        }
+    }
+
+    fn count_error(&mut self, op: &Op, error: IoError, now_ns: u64) {
+        self.in_flight -= 1;
+        self.stats.record_error(op.kind, error);
+        self.stats.last_ns = now_ns;
+        self.reading.errors += 1;
+        self.paused_until_ns = now_ns + ERROR_PAUSE.as_nanos() as u64;
+        if self.stats.failed > self.bounds.errors_max {
+            self.finish(LaneEnd::Errors);
+        }
+    }
+
+    /// Sets the timers that parked slots wait for.
+    fn poll_timers(&mut self, cx: &mut Context<'_>) {
+        if self.parked.is_empty() {
+            return;
+        }
+        let now_ns = time::now().as_nanos();
+        if self.paused_until_ns > now_ns {
+            let until = self.paused_until_ns;
+            poll_at(&mut self.pause_timer, until, now_ns, cx);
+        } else if let Some(pace) = &mut self.pace {
+            poll_at(&mut pace.timer, pace.due_ns, now_ns, cx);
+        }
+    }
+
+    /// What has changed since the last poll.
+    fn take_stock(&mut self, cx: &mut Context<'_>) {
+        self.woken.listen(cx.waker());
+        let due = &mut self.due;
+        self.woken.drain(|slot| due.push_back(slot as u32));
+        let _ = self.workload.poll_side(cx);
+        (self.blocked, self.waiting) = (false, false);
+        self.due.extend(self.parked.drain(..));
+        if self.bounds.end_at_ns != u64::MAX && self.signals.time_up.load(Ordering::Relaxed) {
+            self.finish(LaneEnd::Complete);
+        }
+        if self.signals.stop.load(Ordering::Relaxed) {
+            self.finish(LaneEnd::Stopped);
+        }
+    }
+
+    /// Why the lane is over, if it is.
+    fn is_over(&mut self, cx: &mut Context<'_>) -> Option<LaneEnd> {
+        let end = self.end?;
+        let abandoned = self.signals.abandon.load(Ordering::Relaxed);
+        let done = self.in_flight == 0 && self.workload.poll_side(cx).is_ready();
+        (done || abandoned).then_some(end)
+    }
+}
+
+/// Polls a timer for `at_ns`; when that has come already, has the lane polled again.
+fn poll_at(timer: &mut Option<time::Sleep>, at_ns: u64, now_ns: u64, cx: &mut Context<'_>) {
+    let span = std::time::Duration::from_nanos(at_ns.saturating_sub(now_ns));
+    let sleep = timer.insert(time::sleep(span));
+    if Pin::new(sleep).poll(cx).is_ready() {
+        cx.waker().wake_by_ref();
+    }
+}
+
+impl<W: Workload> Future for Lane<'_, W> {
+    type Output = (LaneEnd, Stats);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<(LaneEnd, Stats)> {
+        let lane = &mut *self;
+        lane.take_stock(cx);
+        let mut budget = IOS_PER_POLL;
+        while budget > 0
+            && let Some(slot) = lane.due.pop_front()
+        {
+            budget -= 1;
+            if lane.advance(slot, &mut budget) {
+                lane.due.push_back(slot);
+            }
+        }
+        lane.reading.violations = lane.workload.violations();
+        lane.gauge.show(&lane.reading);
+        if let Some(end) = lane.is_over(cx) {
+            lane.stats.unfinished = lane.in_flight as u64;
+            return Poll::Ready((end, std::mem::take(&mut lane.stats)));
+        }
+        let side_is_done = lane.workload.poll_side(cx).is_ready();
+        if !lane.due.is_empty() || (lane.waiting && side_is_done) {
+            cx.waker().wake_by_ref();
+        } else {
+            lane.poll_timers(cx);
+        }
+        Poll::Pending
+    }
+}

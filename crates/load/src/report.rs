@@ -1,0 +1,159 @@
+//! The results as aligned text, for people.
+
+use std::fmt::{self, Formatter};
+
+use crate::results::{JobSummary, Latency, OpKind, Results, VerifyResults};
+
+/// Writes the whole report.
+pub(crate) fn write(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
+    headline(results, f)?;
+    rates(results, f)?;
+    latencies(results, f)?;
+    if let Some(cpu) = &results.cpu {
+        writeln!(
+            f,
+            "  cpu        {:.2} µs user + {:.2} µs system an I/O, {:.2} CPUs busy",
+            cpu.user_us_per_io, cpu.system_us_per_io, cpu.cpus
+        )?;
+    }
+    troubles(results, f)?;
+    results.verify.as_ref().map_or(Ok(()), |verify| verified(verify, f))
+}
+
+fn headline(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
+    let JobSummary { pattern, depth, cores, seed, .. } = &results.job;
+    let sizes: Vec<String> =
+        results.job.block_sizes.iter().map(|size| bytes(size.bytes as u64)).collect();
+    write!(f, "{pattern} {}", sizes.join(", "))?;
+    if let Some(percent) = results.job.read_percent {
+        write!(f, ", {percent} % reads")?;
+    }
+    let plural = if *cores == 1 { "" } else { "s" };
+    write!(f, ", depth {depth}, {cores} core{plural}, seed {seed}")?;
+    writeln!(f, ": {} after {:.2} s", results.outcome.describe(), results.elapsed_s)?;
+    writeln!(
+        f,
+        "  range      {} at offset {}, of {} in blocks of {}",
+        bytes(results.job.size_bytes),
+        results.job.offset_bytes,
+        bytes(results.device.size_bytes),
+        bytes(results.device.block_bytes.into()),
+    )
+}
+
+fn rates(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
+    if results.operations.is_empty() {
+        return writeln!(f, "  no I/O completed");
+    }
+    writeln!(f, "  {:<10} {:>14} {:>12} {:>12} {:>16}", "", "IOPS", "MB/s", "MiB/s", "I/Os")?;
+    let several =
+        results.operations.iter().filter(|op| op.operation != Some(OpKind::Flush)).count() > 1;
+    let total = results.total.iter().filter(|_| several);
+    for op in results.operations.iter().chain(total) {
+        let name = op.operation.map_or("total", OpKind::name);
+        writeln!(
+            f,
+            "  {name:<10} {:>14} {:>12} {:>12} {:>16}",
+            grouped(op.iops, 0),
+            grouped(op.mb_per_s, 1),
+            grouped(op.mib_per_s, 1),
+            grouped(op.ios as f64, 0),
+        )?;
+    }
+    Ok(())
+}
+
+fn latencies(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
+    let names = ["mean", "stddev", "min", "max"];
+    let Some(first) = results.operations.first() else { return Ok(()) };
+    let header = names.into_iter().chain(first.latency_us.percentiles().map(|(name, _)| name));
+    write!(f, "  {:<10}", "µs")?;
+    for name in header {
+        let percentile = name.starts_with(|c: char| c.is_ascii_digit());
+        let name = if percentile { format!("p{name}") } else { name.to_owned() };
+        write!(f, " {name:>9}")?;
+    }
+    writeln!(f)?;
+    for op in &results.operations {
+        let Latency { mean, stddev, min, max, .. } = op.latency_us;
+        write!(f, "  {:<10}", op.operation.map_or("total", OpKind::name))?;
+        let percentiles = op.latency_us.percentiles().map(|(_, value)| value);
+        for value in [mean, stddev, min, max].into_iter().chain(percentiles) {
+            write!(f, " {:>9}", grouped(value, if value < 100.0 { 2 } else { 0 }))?;
+        }
+        writeln!(f)?;
+    }
+    Ok(())
+}
+
+fn troubles(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
+    for error in &results.errors {
+        writeln!(f, "  errors     {} {}: {}", error.count, error.operation.name(), error.error)?;
+    }
+    if results.unfinished_ios > 0 {
+        writeln!(f, "  unfinished {} I/Os never ended", results.unfinished_ios)?;
+    }
+    Ok(())
+}
+
+fn verified(verify: &VerifyResults, f: &mut Formatter<'_>) -> fmt::Result {
+    let VerifyResults { blocks_written, blocks_checked, violations, read_back, .. } = verify;
+    let unread = if *read_back { "" } else { " (not read back at the end)" };
+    writeln!(
+        f,
+        "  verify     {blocks_written} blocks written, {blocks_checked} checked{unread}, \
+         {violations} violations"
+    )?;
+    for violation in &verify.first {
+        writeln!(f, "    {}", violation.message)?;
+    }
+    let untold = violations.saturating_sub(verify.first.len() as u64);
+    if untold > 0 {
+        writeln!(f, "    and {untold} more")?;
+    }
+    Ok(())
+}
+
+/// A size in the largest binary unit that divides it.
+fn bytes(count: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let whole = |shift: u32| count >= 1 << shift && count.is_multiple_of(1 << shift);
+    match units.iter().find(|(shift, _)| whole(*shift)) {
+        Some((shift, unit)) => format!("{} {unit}", count >> shift),
+        None => format!("{count} B"),
+    }
+}
+
+/// A number with its thousands apart.
+fn grouped(value: f64, decimals: usize) -> String {
+    let plain = format!("{value:.decimals$}");
+    let (whole, fraction) = plain.split_once('.').unwrap_or((&plain, ""));
+    let mut text = String::with_capacity(plain.len() + 8);
+    for (index, digit) in whole.chars().enumerate() {
+        if index > 0 && (whole.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    if !fraction.is_empty() {
+        text.push('.');
+        text.push_str(fraction);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!(grouped(1_234_567.0, 0), "1,234,567");
+        assert_eq!(grouped(123.45, 1), "123.5");
+        assert_eq!(grouped(0.0, 2), "0.00");
+        assert_eq!(bytes(4096), "4 KiB");
+        assert_eq!(bytes(3 << 40), "3 TiB");
+        assert_eq!(bytes(1000), "1000 B");
+        assert_eq!(bytes(0), "0 B");
+    }
+}

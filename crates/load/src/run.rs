@@ -1,0 +1,436 @@
+//! Runs a job: its cores, the watch over them, and what they bring together.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use flagstone_blockdev::{Geometry, SharedDevice};
+use flagstone_runtime::time::{self, Instant};
+use flagstone_runtime::{buf, cores, random_u64, spawn_detached};
+
+use crate::core_task::{CoreTask, Report};
+use crate::job::{Job, JobError, Range};
+use crate::lane::{LaneEnd, Links, Signals};
+use crate::limits::{DRAIN, SAMPLE_EVERY, SAMPLES_MAX};
+use crate::plan::split;
+use crate::results::{
+    CpuResults, DeviceSummary, ErrorCount, JobSummary, Outcome, Results, SCHEMA_VERSION, Sample,
+    VerifyResults, operations,
+};
+use crate::slots::Woken;
+use crate::stats::{Gauge, Reading, Stats};
+use crate::usage::{Usage, usage};
+use crate::verify::journal::JournalError;
+
+/// Why there are no results.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The job does not fit the device.
+    #[error(transparent)]
+    Job(#[from] JobError),
+    /// The file of the verified state.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// Others of this process took the memory that the job's check found free.
+    #[error("no pooled memory is left for the job's buffers")]
+    NoMemory,
+    /// A core ended before its work.
+    #[error("a core of the runtime ended before its part of the job")]
+    CoreLost,
+}
+
+/// Ends a job early. Clones are of the same job; any thread may use them.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<StopState>);
+
+#[derive(Debug, Default)]
+struct StopState {
+    wanted: AtomicBool,
+    watcher: Mutex<Option<Waker>>,
+}
+
+impl Stop {
+    /// Nobody wants to stop.
+    pub fn new() -> Stop {
+        Stop::default()
+    }
+
+    /// Begins no more I/Os and ends when those in flight have: [`run`] then returns results.
+    pub fn stop(&self) {
+        self.0.wanted.store(true, Ordering::SeqCst);
+        if let Some(watcher) = lock(&self.0.watcher).take() {
+            watcher.wake();
+        }
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.0.wanted.load(Ordering::SeqCst)
+    }
+}
+
+/// How far a job is. Given once a second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Time since the start, warm-up included.
+    pub elapsed: Duration,
+    /// When the job has an end in time: that time, warm-up included.
+    pub expected: Option<Duration>,
+    /// I/Os counted so far.
+    pub ios: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The last interval.
+    pub sample: Sample,
+    /// Failed I/Os so far.
+    pub errors: u64,
+    /// Blocks found so far that hold what they must not.
+    pub violations: u64,
+    /// The job's own I/Os are over; the range is being read back.
+    pub reads_back: bool,
+}
+
+/// Runs `job` against `device` until its end, on the runtime's first `job.cores` cores (the current
+/// one if that is 1), and calls `progress` once a second.
+///
+/// Dropping the future ends the job's I/Os soon after.
+///
+/// # Errors
+/// [`RunError`]: before any I/O, but for failures of the verified state's file. Failed I/Os are no
+/// errors here, they are counted in the results.
+pub async fn run(
+    device: SharedDevice,
+    job: &Job,
+    stop: &Stop,
+    mut progress: impl FnMut(&Progress),
+) -> Result<Results, RunError> {
+    let geometry = device.geometry();
+    let range = job.validate(&geometry, cores().len(), buf::memory_limit())?;
+    let started = time::now();
+    let team = Team::start(&device, job, range, started);
+    let mut watch = Watch::new(job, started);
+    loop {
+        let until = watch.next_look().since(time::now());
+        let ended = time::timeout(until, team.wait(stop, watch.stopped)).await == Ok(Waited::Ended);
+        watch.look(&team, stop, &mut progress);
+        if ended {
+            break;
+        }
+    }
+    let reports = team.take()?;
+    Ok(assemble(job, &geometry, range, reports, watch))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Outcomes = Vec<Option<Result<Report, RunError>>>;
+
+/// Where the cores' reports meet.
+struct Gather {
+    outcomes: Mutex<(usize, Outcomes)>,
+    watcher: Mutex<Option<Waker>>,
+}
+
+impl Gather {
+    fn put(&self, core: usize, outcome: Result<Report, RunError>) {
+        let mut outcomes = lock(&self.outcomes);
+        // A core's second report, or one for outcomes that were taken already, is not news.
+        let (open, all) = &mut *outcomes;
+        if let Some(known @ None) = all.get_mut(core) {
+            *known = Some(outcome);
+            *open -= 1;
+        }
+        drop(outcomes);
+        if let Some(watcher) = lock(&self.watcher).take() {
+            watcher.wake();
+        }
+    }
+}
+
+/// Reports for a core whose task is dropped before it could.
+struct Reporter {
+    gather: Arc<Gather>,
+    core: usize,
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        self.gather.put(self.core, Err(RunError::CoreLost));
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Waited {
+    Ended,
+    Stopped,
+}
+
+/// The cores at work. Dropping it ends them.
+struct Team {
+    gather: Arc<Gather>,
+    signals: Arc<Signals>,
+    links: Vec<Links>,
+}
+
+impl Team {
+    fn start(device: &SharedDevice, job: &Job, range: Range, started: Instant) -> Team {
+        let signals = Arc::new(Signals::default());
+        let outcomes = (0..job.cores).map(|_| None).collect();
+        let gather = Arc::new(Gather {
+            outcomes: Mutex::new((job.cores, outcomes)),
+            watcher: Mutex::new(None),
+        });
+        let run_id = random_u64();
+        let measure_from = started + job.warm_up;
+        let mut links = Vec::new();
+        for core in 0..job.cores {
+            let own = Links {
+                signals: signals.clone(),
+                gauge: Arc::new(Gauge::default()),
+                woken: Woken::new(split(job.depth as u64, core, job.cores) as usize),
+            };
+            links.push(own.clone());
+            let reporter = Reporter { gather: gather.clone(), core };
+            let task = CoreTask {
+                device: device.clone(),
+                job: job.clone(),
+                range,
+                core,
+                run_id,
+                measure_from,
+                links: own,
+            };
+            let work = move || async move {
+                let outcome = task.run().await;
+                reporter.gather.put(reporter.core, outcome);
+            };
+            // One core's work stays with its caller: in simulation that is the caller's node.
+            if job.cores == 1 {
+                spawn_detached(work());
+            } else {
+                cores()[core].spawn(work);
+            }
+        }
+        Team { gather, signals, links }
+    }
+
+    /// Waits until all cores have reported, or (unless that is known) a stop is wanted.
+    async fn wait(&self, stop: &Stop, stop_is_known: bool) -> Waited {
+        poll_fn(|cx| {
+            *lock(&self.gather.watcher) = Some(cx.waker().clone());
+            *lock(&stop.0.watcher) = Some(cx.waker().clone());
+            if lock(&self.gather.outcomes).0 == 0 {
+                return Poll::Ready(Waited::Ended);
+            }
+            if stop.is_wanted() && !stop_is_known {
+                return Poll::Ready(Waited::Stopped);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn reading(&self) -> Reading {
+        let readings = self.links.iter().map(|links| links.gauge.read());
+        readings.fold(Reading::default(), Reading::plus)
+    }
+
+    fn reads_back(&self) -> bool {
+        self.links.iter().any(|links| links.gauge.reads_back.load(Ordering::Relaxed))
+    }
+
+    fn raise(&self, signal: &AtomicBool) {
+        signal.store(true, Ordering::SeqCst);
+        for links in &self.links {
+            links.woken.kick();
+        }
+    }
+
+    fn take(&self) -> Result<Vec<Report>, RunError> {
+        let outcomes = std::mem::take(&mut lock(&self.gather.outcomes).1);
+        outcomes.into_iter().map(|outcome| outcome.unwrap_or(Err(RunError::CoreLost))).collect()
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        // Nobody is left to be told of the end.
+        lock(&self.gather.watcher).take();
+        self.raise(&self.signals.stop);
+        self.raise(&self.signals.abandon);
+    }
+}
+
+/// What the caller's task keeps an eye on: time, samples, and a silent device.
+struct Watch {
+    started: Instant,
+    measure_from: Instant,
+    end_at: Option<Instant>,
+    expected: Option<Duration>,
+    next_sample: Instant,
+    last_sample: (Instant, Reading),
+    /// When the counters last moved, and their values then.
+    last_move: (Instant, Reading),
+    stopped: bool,
+    usage_before: Option<Usage>,
+    measuring: bool,
+    samples: Vec<Sample>,
+}
+
+impl Watch {
+    fn new(job: &Job, started: Instant) -> Watch {
+        let timed = job.time.filter(|_| !crate::results::is_recorded(job));
+        let expected = timed.map(|time| job.warm_up + time);
+        Watch {
+            started,
+            measure_from: started + job.warm_up,
+            end_at: expected.map(|span| started + span),
+            expected,
+            next_sample: started + SAMPLE_EVERY,
+            last_sample: (started, Reading::default()),
+            last_move: (started, Reading::default()),
+            stopped: false,
+            usage_before: if job.warm_up.is_zero() { usage() } else { None },
+            measuring: job.warm_up.is_zero(),
+            samples: Vec::new(),
+        }
+    }
+
+    fn next_look(&self) -> Instant {
+        let measure_from = (!self.measuring).then_some(self.measure_from);
+        let moments = [measure_from, self.end_at].into_iter().flatten();
+        moments.fold(self.next_sample, Instant::min)
+    }
+
+    fn look(&mut self, team: &Team, stop: &Stop, progress: &mut impl FnMut(&Progress)) {
+        let now = time::now();
+        if !self.measuring && now >= self.measure_from {
+            self.measuring = true;
+            self.usage_before = usage();
+        }
+        if self.end_at.is_some_and(|end_at| now >= end_at) {
+            self.end_at = None;
+            self.last_move.0 = now;
+            team.raise(&team.signals.time_up);
+        }
+        if stop.is_wanted() && !self.stopped {
+            self.stopped = true;
+            self.last_move.0 = now;
+            team.raise(&team.signals.stop);
+        }
+        self.look_for_silence(now, team);
+        if now >= self.next_sample {
+            self.sample(now, team, progress);
+        }
+    }
+
+    /// Gives I/Os up that do not end long after they should have.
+    fn look_for_silence(&mut self, now: Instant, team: &Team) {
+        let reading = team.reading();
+        if reading != self.last_move.1 {
+            self.last_move = (now, reading);
+        }
+        let over = self.stopped || team.signals.time_up.load(Ordering::Relaxed);
+        if over && now.since(self.last_move.0) >= DRAIN {
+            team.raise(&team.signals.stop);
+            team.raise(&team.signals.abandon);
+        }
+    }
+
+    fn sample(&mut self, now: Instant, team: &Team, progress: &mut impl FnMut(&Progress)) {
+        let reading = team.reading();
+        let (then, earlier) = std::mem::replace(&mut self.last_sample, (now, reading));
+        while self.next_sample <= now {
+            self.next_sample = self.next_sample + SAMPLE_EVERY;
+        }
+        let (moved, span_s) = (reading.since(earlier), now.since(then).as_secs_f64());
+        let elapsed = now.since(self.started);
+        let sample = Sample {
+            at_s: elapsed.as_secs_f64(),
+            iops: moved.ios as f64 / span_s,
+            mb_per_s: moved.bytes as f64 / span_s / 1e6,
+            mean_latency_us: moved.latency_sum_ns as f64 / 1e3 / moved.ios.max(1) as f64,
+            errors: moved.errors,
+        };
+        let reads_back = team.reads_back();
+        if self.measuring && !reads_back && self.samples.len() < SAMPLES_MAX {
+            self.samples.push(sample);
+        }
+        progress(&Progress {
+            elapsed,
+            expected: self.expected,
+            ios: reading.ios,
+            bytes: reading.bytes,
+            sample,
+            errors: reading.errors,
+            violations: reading.violations,
+            reads_back,
+        });
+    }
+}
+
+fn assemble(
+    job: &Job,
+    geometry: &Geometry,
+    range: Range,
+    reports: Vec<Report>,
+    watch: Watch,
+) -> Results {
+    let mut stats = Stats::default();
+    let mut verify: Option<VerifyResults> = None;
+    let mut ends = Vec::new();
+    for report in reports {
+        stats.merge(&report.stats);
+        ends.push(report.end);
+        if let Some(core) = report.verify {
+            verify = Some(match verify {
+                Some(sum) => sum.plus(core),
+                None => core,
+            });
+        }
+    }
+    let elapsed_s = stats.last_ns.saturating_sub(watch.measure_from.as_nanos()) as f64 / 1e9;
+    let (total, operations) = operations(&stats, elapsed_s);
+    let ios = total.as_ref().map_or(0, |total| total.ios);
+    let used = usage().zip(watch.usage_before).map(|(now, before)| now.since(before));
+    let errors = stats.errors.iter().map(|((operation, error), count)| ErrorCount {
+        operation: *operation,
+        error: (*error).to_owned(),
+        count: *count,
+    });
+    Results {
+        schema_version: SCHEMA_VERSION,
+        outcome: outcome(job, &stats, &ends, verify.as_ref()),
+        job: JobSummary::new(job, range),
+        device: DeviceSummary::new(geometry),
+        elapsed_s,
+        total,
+        operations,
+        errors: errors.collect(),
+        unfinished_ios: stats.unfinished,
+        cpu: used.filter(|_| verify.is_none()).map(|used| CpuResults::new(used, ios, elapsed_s)),
+        samples: watch.samples,
+        verify,
+    }
+}
+
+fn outcome(job: &Job, stats: &Stats, ends: &[LaneEnd], verify: Option<&VerifyResults>) -> Outcome {
+    if verify.is_some_and(|verify| verify.violations > 0) {
+        Outcome::VerifyFailed
+    } else if stats.unfinished > 0 {
+        Outcome::Unresponsive
+    } else if ends.contains(&LaneEnd::Errors) || stats.failed > job.errors_max {
+        Outcome::IoErrors
+    } else if ends.contains(&LaneEnd::Stopped) {
+        Outcome::Stopped
+    } else {
+        Outcome::Complete
+    }
+}
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;

@@ -1,0 +1,211 @@
+//! What one core counts, and how cores add up.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use flagstone_blockdev::IoError;
+use hdrhistogram::Histogram;
+
+use crate::limits::LATENCY_MAX_NS;
+use crate::plan::OpKind;
+
+/// Significant decimal digits of a latency.
+const DIGITS: u8 = 3;
+
+/// The I/Os of one kind.
+#[derive(Clone, Debug)]
+pub(crate) struct OpStats {
+    pub(crate) ios: u64,
+    pub(crate) bytes: u64,
+    pub(crate) sum_ns: u64,
+    pub(crate) min_ns: u64,
+    pub(crate) max_ns: u64,
+    pub(crate) latency_ns: Histogram<u64>,
+}
+
+impl OpStats {
+    pub(crate) fn new() -> OpStats {
+        let latency_ns = Histogram::new_with_bounds(1, LATENCY_MAX_NS, DIGITS)
+            .expect("the bounds and digits are in the histogram's range");
+        OpStats { ios: 0, bytes: 0, sum_ns: 0, min_ns: u64::MAX, max_ns: 0, latency_ns }
+    }
+
+    pub(crate) fn merge(&mut self, other: &OpStats) {
+        self.ios += other.ios;
+        self.bytes += other.bytes;
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
+        self.min_ns = self.min_ns.min(other.min_ns);
+        self.max_ns = self.max_ns.max(other.max_ns);
+        self.latency_ns.add(&other.latency_ns).expect("all histograms have the same bounds");
+    }
+}
+
+/// Everything a core counts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stats {
+    ops: [Option<Box<OpStats>>; OpKind::ALL.len()],
+    pub(crate) errors: BTreeMap<(OpKind, &'static str), u64>,
+    pub(crate) failed: u64,
+    pub(crate) unfinished: u64,
+    /// Time of the last completion, nanoseconds of the runtime's clock.
+    pub(crate) last_ns: u64,
+}
+
+impl Stats {
+    /// Ready to count `kinds` without a first use that allocates.
+    pub(crate) fn for_kinds(kinds: impl IntoIterator<Item = OpKind>) -> Stats {
+        let mut stats = Stats::default();
+        for kind in kinds {
+            stats.ops[kind as usize] = Some(Box::new(OpStats::new()));
+        }
+        stats
+    }
+
+    #[inline]
+    pub(crate) fn record(&mut self, kind: OpKind, bytes: usize, latency_ns: u64) {
+        let op = self.ops[kind as usize].get_or_insert_with(|| Box::new(OpStats::new()));
+        op.ios += 1;
+        op.bytes += bytes as u64;
+        op.sum_ns = op.sum_ns.saturating_add(latency_ns);
+        op.min_ns = op.min_ns.min(latency_ns);
+        op.max_ns = op.max_ns.max(latency_ns);
+        op.latency_ns.saturating_record(latency_ns);
+    }
+
+    pub(crate) fn record_error(&mut self, kind: OpKind, error: IoError) {
+        self.failed += 1;
+        *self.errors.entry((kind, error_name(error))).or_default() += 1;
+    }
+
+    /// The I/Os of `kind`, if there were any.
+    pub(crate) fn of(&self, kind: OpKind) -> Option<&OpStats> {
+        self.ops[kind as usize].as_deref().filter(|op| op.ios > 0)
+    }
+
+    /// Adds `other`'s errors alone.
+    pub(crate) fn add_trouble(&mut self, other: &Stats) {
+        for (key, count) in &other.errors {
+            *self.errors.entry(*key).or_default() += count;
+        }
+        self.failed += other.failed;
+        self.unfinished += other.unfinished;
+    }
+
+    pub(crate) fn merge(&mut self, other: &Stats) {
+        for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
+            match (mine, theirs) {
+                (Some(mine), Some(theirs)) => mine.merge(theirs),
+                (mine @ None, Some(theirs)) => *mine = Some(theirs.clone()),
+                (_, None) => {}
+            }
+        }
+        self.add_trouble(other);
+        self.last_ns = self.last_ns.max(other.last_ns);
+    }
+}
+
+/// The error's name in reports.
+pub(crate) fn error_name(error: IoError) -> &'static str {
+    match error {
+        IoError::OutOfRange => "out_of_range",
+        IoError::Misaligned => "misaligned",
+        IoError::ReadOnly => "read_only",
+        IoError::NoSpace => "no_space",
+        IoError::Unsupported => "unsupported",
+        IoError::ReadFault => "read_fault",
+        IoError::WriteFault => "write_fault",
+        IoError::Poisoned => "poisoned",
+        IoError::Unreachable => "unreachable",
+        IoError::NoMemory => "no_memory",
+    }
+}
+
+/// What a core shows of its progress while it runs. One core writes, any reads.
+#[derive(Debug, Default)]
+pub(crate) struct Gauge {
+    /// I/Os completed, flushes not counted; likewise below.
+    pub(crate) ios: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) latency_sum_ns: AtomicU64,
+    pub(crate) errors: AtomicU64,
+    pub(crate) violations: AtomicU64,
+    /// The job's own I/Os are over; what runs now reads back.
+    pub(crate) reads_back: AtomicBool,
+}
+
+/// A [`Gauge`]'s values, or the difference of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reading {
+    pub(crate) ios: u64,
+    pub(crate) bytes: u64,
+    pub(crate) latency_sum_ns: u64,
+    pub(crate) errors: u64,
+    pub(crate) violations: u64,
+}
+
+impl Gauge {
+    pub(crate) fn show(&self, reading: &Reading) {
+        self.ios.store(reading.ios, Ordering::Relaxed);
+        self.bytes.store(reading.bytes, Ordering::Relaxed);
+        self.latency_sum_ns.store(reading.latency_sum_ns, Ordering::Relaxed);
+        self.errors.store(reading.errors, Ordering::Relaxed);
+        self.violations.store(reading.violations, Ordering::Relaxed);
+    }
+
+    pub(crate) fn read(&self) -> Reading {
+        Reading {
+            ios: self.ios.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            latency_sum_ns: self.latency_sum_ns.load(Ordering::Relaxed),
+            errors: self.errors.load(Ordering::Relaxed),
+            violations: self.violations.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Reading {
+    pub(crate) fn plus(self, other: Reading) -> Reading {
+        Reading {
+            ios: self.ios + other.ios,
+            bytes: self.bytes + other.bytes,
+            latency_sum_ns: self.latency_sum_ns.saturating_add(other.latency_sum_ns),
+            errors: self.errors + other.errors,
+            violations: self.violations + other.violations,
+        }
+    }
+
+    pub(crate) fn since(self, earlier: Reading) -> Reading {
+        Reading {
+            ios: self.ios.saturating_sub(earlier.ios),
+            bytes: self.bytes.saturating_sub(earlier.bytes),
+            latency_sum_ns: self.latency_sum_ns.saturating_sub(earlier.latency_sum_ns),
+            errors: self.errors.saturating_sub(earlier.errors),
+            violations: self.violations.saturating_sub(earlier.violations),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_add_up() {
+        let mut first = Stats::for_kinds([OpKind::Read]);
+        let mut second = Stats::for_kinds([OpKind::Read, OpKind::Write]);
+        first.record(OpKind::Read, 4096, 1_000);
+        second.record(OpKind::Read, 4096, 3_000);
+        second.record(OpKind::Write, 512, 2 * LATENCY_MAX_NS);
+        second.record_error(OpKind::Write, IoError::NoSpace);
+        first.merge(&second);
+        let reads = first.of(OpKind::Read).unwrap();
+        assert_eq!((reads.ios, reads.bytes, reads.sum_ns), (2, 8192, 4_000));
+        assert_eq!((reads.min_ns, reads.max_ns), (1_000, 3_000));
+        assert_eq!(reads.latency_ns.len(), 2);
+        let writes = first.of(OpKind::Write).unwrap();
+        assert_eq!(writes.max_ns, 2 * LATENCY_MAX_NS);
+        assert_eq!(writes.latency_ns.len(), 1);
+        assert_eq!(first.errors[&(OpKind::Write, "no_space")], 1);
+        assert!(first.of(OpKind::Flush).is_none());
+    }
+}

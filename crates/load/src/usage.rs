@@ -1,0 +1,80 @@
+//! CPU time of this process.
+
+use std::time::Duration;
+
+/// CPU time used so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// In user space.
+    pub user: Duration,
+    /// In the kernel, on behalf of the process.
+    pub system: Duration,
+}
+
+impl Usage {
+    /// What was used since `earlier`.
+    pub fn since(self, earlier: Usage) -> Usage {
+        Usage {
+            user: self.user.saturating_sub(earlier.user),
+            system: self.system.saturating_sub(earlier.system),
+        }
+    }
+}
+
+/// CPU time that this process has used, all threads together: the sum to the nanosecond, its
+/// division as the kernel's tick accounting knows it. `None` where /proc is not to be had.
+pub fn usage() -> Option<Usage> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let (user_ticks, system_ticks) = ticks(&stat)?;
+    let sum = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    let sum_ns =
+        u64::try_from(sum.tv_sec).ok()? * 1_000_000_000 + u64::try_from(sum.tv_nsec).ok()?;
+    Some(divide(sum_ns, user_ticks, system_ticks))
+}
+
+/// Fields 14 and 15 of proc_pid_stat(5). The second field, the program's name, may hold anything,
+/// spaces and parentheses too, so fields are counted from its last parenthesis.
+fn ticks(stat: &str) -> Option<(u64, u64)> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_ascii_whitespace().skip(11);
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+}
+
+fn divide(sum_ns: u64, user_ticks: u64, system_ticks: u64) -> Usage {
+    let ticks = u128::from(user_ticks) + u128::from(system_ticks);
+    let user_ns = match ticks {
+        0 => sum_ns,
+        _ => (u128::from(sum_ns) * u128::from(user_ticks) / ticks) as u64,
+    };
+    Usage { user: Duration::from_nanos(user_ns), system: Duration::from_nanos(sum_ns - user_ns) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_confuse_the_fields() {
+        let stat = "7 (a) b (c)) S 1 2 3 4 5 6 7 8 9 10 55 44 0 0 20";
+        assert_eq!(ticks(stat), Some((55, 44)));
+        assert_eq!(ticks("7 (x) S 1"), None);
+    }
+
+    #[test]
+    fn the_sum_is_divided_without_loss() {
+        let usage = divide(1_000, 1, 3);
+        assert_eq!((usage.user.as_nanos(), usage.system.as_nanos()), (250, 750));
+        assert_eq!(divide(10, 0, 0).user.as_nanos(), 10);
+    }
+
+    #[test]
+    fn work_shows() {
+        let before = usage().unwrap();
+        let mut sum = 0_u64;
+        while usage().unwrap().since(before).user.is_zero() {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        let after = usage().unwrap().since(before);
+        assert!(after.user + after.system > Duration::ZERO);
+    }
+}

@@ -1,0 +1,353 @@
+//! From an initialized connection to a controller that takes commands, and to its namespace.
+//!
+//! Each step is a command of the admin queue; all of them together are bounded by the caller's
+//! time-out. What the controller says of itself is judged in `shape`.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use flagstone_nvme::command::admin::Identify;
+use flagstone_nvme::command::fabrics::{
+    CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData, ConnectResult, PropertyCommand,
+};
+use flagstone_nvme::event::EventMask;
+use flagstone_nvme::feature::{FeatureId, NumberOfQueues};
+use flagstone_nvme::identify::{
+    Cns, IdentifyController, IdentifyNamespace, NamespaceList, NvmController,
+};
+use flagstone_nvme::limits::{CONNECT_DATA_BYTES, IDENTIFY_BYTES, NAMESPACE_ID_MAX};
+use flagstone_nvme::property::{
+    Capabilities, Configuration, ControllerStatus, Property, PropertySize, Version, shutdown,
+    shutdown_status,
+};
+use flagstone_nvme::wire::Wire;
+use flagstone_nvme::{Cqe, Nqn, Sqe};
+use flagstone_runtime::net::Address;
+use flagstone_runtime::{buf, random_u64, sync, time};
+
+use super::command::{Data, Outcome};
+use super::gate::Gate;
+use super::initialize::initialize;
+use super::queue::Queue;
+use super::shape::{Controller, Shape};
+use super::{HostError, HostOptions};
+use crate::limits::{HOST_ADMIN_ENTRIES, HOST_POLL_PAUSE};
+
+/// Who connects, where to, and how.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) address: Address,
+    pub(super) subnqn: Nqn,
+    pub(super) host_nqn: Nqn,
+    pub(super) host_id: [u8; 16],
+    pub(super) options: HostOptions,
+}
+
+impl Place {
+    /// A host without a name or an identifier is given a random one for the life of the device.
+    pub(super) fn new(
+        address: Address,
+        subnqn: Nqn,
+        options: HostOptions,
+    ) -> Result<Place, HostError> {
+        options.check()?;
+        let host_id = options.host_id.unwrap_or_else(random_uuid);
+        let host_nqn = options.host_nqn.unwrap_or_else(|| Nqn::from_uuid(host_id));
+        Ok(Place { address, subnqn, host_nqn, host_id, options })
+    }
+}
+
+/// A random UUID, version 4.
+fn random_uuid() -> [u8; 16] {
+    let bits = u128::from(random_u64()) << 64 | u128::from(random_u64());
+    let mut uuid = bits.to_be_bytes();
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid
+}
+
+/// Why an association ended: the first of its parts to break says so.
+#[derive(Default)]
+pub(super) struct End {
+    why: RefCell<Option<HostError>>,
+    rung: sync::Notify,
+}
+
+impl End {
+    pub(super) fn set(&self, error: HostError) {
+        self.why.borrow_mut().get_or_insert(error);
+        self.rung.notify();
+    }
+
+    /// What broke the connection that `error` came of, if that is known by now.
+    pub(super) fn explain(&self, error: HostError) -> HostError {
+        match error {
+            HostError::Closed => self.why.borrow_mut().take().unwrap_or(error),
+            error => error,
+        }
+    }
+
+    /// Waits for the end.
+    pub(super) async fn wait(&self) -> HostError {
+        self.rung.wait_for(|| self.why.borrow_mut().take()).await
+    }
+}
+
+/// A controller with its admin queue. Dropped, its connections are closed.
+pub(super) struct Admin {
+    pub(super) queue: Rc<Queue>,
+    pub(super) end: Rc<End>,
+    gate: Rc<Gate>,
+    controller_id: u16,
+    capabilities: Capabilities,
+    version: Version,
+}
+
+impl Drop for Admin {
+    fn drop(&mut self) {
+        self.queue.close();
+    }
+}
+
+/// The answer to an admin command that has to succeed.
+async fn ask(
+    queue: &Rc<Queue>,
+    what: &'static str,
+    command: Sqe,
+    data: Data,
+) -> Result<(Cqe, Data), HostError> {
+    match queue.run(&command, data).await {
+        (Outcome::Completed(cqe), data) if cqe.status().is_success() => Ok((cqe, data)),
+        (Outcome::Completed(cqe), _) => Err(HostError::Refused { what, status: cqe.status() }),
+        (Outcome::Lost, _) => Err(HostError::Closed),
+    }
+}
+
+/// Connects one queue of `entries` entries: queue 0 makes a controller.
+async fn connect_queue(
+    place: &Place,
+    gate: &Rc<Gate>,
+    end: &Rc<End>,
+    (qid, entries, controller_id): (u16, u16, u16),
+) -> Result<(Rc<Queue>, ConnectResult), HostError> {
+    let connection = initialize(&place.address, place.options.digests).await?;
+    let told = end.clone();
+    let queue = Queue::start(connection, entries - 1, gate.clone(), move |error| told.set(error));
+    let guard = CloseOnDrop(Some(queue.clone()));
+    // Queues but the admin queue have no keep alive time-out of their own.
+    let keep_alive_ms = if qid == 0 { place.options.keep_alive.as_millis() as u32 } else { 0 };
+    let command = ConnectCommand::new(0, qid, entries.into(), keep_alive_ms, false)
+        .ok_or(HostError::Options("a queue has 2 entries at least"))?;
+    let data = ConnectData::new(place.host_id, controller_id, &place.subnqn, &place.host_nqn);
+    let mut payload = buf::alloc_small(CONNECT_DATA_BYTES);
+    payload.copy_from_slice(data.bytes());
+    let connected = ask(&queue, "Connect", command.command(), Data::Out(payload.freeze())).await?.0;
+    let result = ConnectResult::from_dw0(connected.dw0.get());
+    if result.authentication_required || result.secure_channel_required {
+        return Err(HostError::Unsupported("authentication"));
+    }
+    guard.disarm();
+    Ok((queue, result))
+}
+
+/// Closes a queue whose Connect does not succeed.
+struct CloseOnDrop(Option<Rc<Queue>>);
+
+impl CloseOnDrop {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if let Some(queue) = &self.0 {
+            queue.close();
+        }
+    }
+}
+
+impl Admin {
+    /// Connects to a controller and enables it.
+    pub(super) async fn connect(place: &Place, gate: Rc<Gate>) -> Result<Admin, HostError> {
+        let end = Rc::new(End::default());
+        let as_admin = (0, HOST_ADMIN_ENTRIES, CONTROLLER_ID_DYNAMIC);
+        let (queue, connected) = connect_queue(place, &gate, &end, as_admin).await?;
+        let mut admin = Admin {
+            queue,
+            end,
+            gate,
+            controller_id: connected.controller_id,
+            capabilities: Capabilities::default(),
+            version: Version::default(),
+        };
+        match admin.enable().await {
+            Ok(()) => Ok(admin),
+            Err(error) => Err(admin.end.explain(error)),
+        }
+    }
+
+    async fn enable(&mut self) -> Result<(), HostError> {
+        self.capabilities = Capabilities(self.get(Property::CAP, PropertySize::EIGHT).await?);
+        self.version = Version(self.get(Property::VS, PropertySize::FOUR).await? as u32);
+        let page_exponent = self.capabilities.min_page_exponent() as u32;
+        let configuration = Configuration::default()
+            .with_enable(1)
+            .with_page_exponent(page_exponent)
+            .with_sqe_exponent(6)
+            .with_cqe_exponent(4);
+        self.set(Property::CC, configuration.0).await?;
+        self.until(|status| status.ready() == 1).await
+    }
+
+    /// Waits for a state of the controller, bounded by the caller's time-out.
+    async fn until(&self, reached: impl Fn(ControllerStatus) -> bool) -> Result<(), HostError> {
+        loop {
+            let status = self.get(Property::CSTS, PropertySize::FOUR).await? as u32;
+            let status = ControllerStatus(status);
+            if status.fatal() == 1 {
+                return Err(HostError::Nonsense("the controller has failed (CSTS.CFS)"));
+            }
+            if reached(status) {
+                return Ok(());
+            }
+            time::sleep(HOST_POLL_PAUSE).await;
+        }
+    }
+
+    async fn get(&self, property: Property, size: PropertySize) -> Result<u64, HostError> {
+        let command = PropertyCommand::get(0, property, size).command();
+        let answer = ask(&self.queue, "Property Get", command, Data::None).await?.0;
+        Ok(answer.result())
+    }
+
+    async fn set(&self, property: Property, value: u32) -> Result<(), HostError> {
+        let command = PropertyCommand::set(0, property, PropertySize::FOUR, value.into());
+        ask(&self.queue, "Property Set", command.command(), Data::None).await.map(drop)
+    }
+
+    /// Shuts the controller down: what it has cached is made durable.
+    pub(super) async fn shut_down(&self) -> Result<(), HostError> {
+        let configuration = Configuration::default()
+            .with_enable(1)
+            .with_page_exponent(self.capabilities.min_page_exponent() as u32)
+            .with_sqe_exponent(6)
+            .with_cqe_exponent(4)
+            .with_shutdown(shutdown::NORMAL);
+        self.set(Property::CC, configuration.0).await?;
+        self.until(|status| status.shutdown_status() == shutdown_status::COMPLETE).await
+    }
+
+    /// The structure `cns`.
+    async fn identify<T: Wire + Copy>(
+        &self,
+        what: &'static str,
+        cns: Cns,
+        nsid: u32,
+    ) -> Result<T, HostError> {
+        const { assert!(T::BYTES == IDENTIFY_BYTES) };
+        let place = Data::In(buf::alloc(IDENTIFY_BYTES).await);
+        let command = Identify::new(cns, nsid).command(0);
+        match ask(&self.queue, what, command, place).await?.1 {
+            Data::In(answer) => Ok(*T::view(&answer).expect("as long as was asked for")),
+            Data::None | Data::Out(_) => unreachable!("the place comes back"),
+        }
+    }
+
+    /// What of the controller matters.
+    pub(super) async fn controller(&self) -> Result<Controller, HostError> {
+        let identify: IdentifyController =
+            self.identify("Identify Controller", Cns::CONTROLLER, 0).await?;
+        Controller::new(self.capabilities, &identify)
+    }
+
+    /// The namespace that was asked for, or the first.
+    pub(super) async fn namespace(
+        &self,
+        controller: &Controller,
+        wanted: Option<u32>,
+    ) -> Result<Shape, HostError> {
+        let above = match wanted {
+            Some(nsid @ 1..=NAMESPACE_ID_MAX) => nsid - 1,
+            Some(_) => return Err(HostError::NoNamespace),
+            None => 0,
+        };
+        let list: NamespaceList =
+            self.identify("the list of namespaces", Cns::ACTIVE_NAMESPACES, above).await?;
+        let nsid = list.iter().next().ok_or(HostError::NoNamespace)?;
+        if wanted.is_some_and(|wanted| wanted != nsid) {
+            return Err(HostError::NoNamespace);
+        }
+        if !(1..=NAMESPACE_ID_MAX).contains(&nsid) {
+            return Err(HostError::Nonsense("a namespace identifier that cannot be"));
+        }
+        let identify: IdentifyNamespace =
+            self.identify("Identify Namespace", Cns::NAMESPACE, nsid).await?;
+        let limits = self.limits().await?;
+        controller.namespace(nsid, &identify, &limits)
+    }
+
+    /// Limits of the NVM command set; none when the controller is older than they are.
+    async fn limits(&self) -> Result<NvmController, HostError> {
+        let none = NvmController::default();
+        if self.version.major() < 2 {
+            return Ok(none);
+        }
+        match self.identify("Identify Controller", Cns::COMMAND_SET_CONTROLLER, 0).await {
+            Err(HostError::Refused { .. }) => Ok(none),
+            told => told,
+        }
+    }
+
+    /// Asks to be told of changed namespaces; whether the controller will.
+    pub(super) async fn subscribe(&self, events: u32) -> Result<bool, HostError> {
+        if EventMask(events).namespace_attribute() == 0 {
+            return Ok(false);
+        }
+        let mask = EventMask::NAMESPACE_ATTRIBUTE.0;
+        let command = Sqe::set_features(0, FeatureId::ASYNC_EVENTS, mask);
+        match ask(&self.queue, "events", command, Data::None).await {
+            Ok(_) => Ok(true),
+            Err(HostError::Refused { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How many I/O queues the controller gives of `wanted`.
+    async fn grant(&self, wanted: u16) -> Result<u16, HostError> {
+        let asked = NumberOfQueues { submission: wanted, completion: wanted };
+        let command = Sqe::set_features(0, FeatureId::NUMBER_OF_QUEUES, asked.to_dword());
+        let answer = ask(&self.queue, "I/O queues", command, Data::None).await?.0;
+        let given = NumberOfQueues::from_result(answer.dw0.get());
+        Ok(given.submission.min(given.completion).min(wanted))
+    }
+
+    /// Connects the I/O queues.
+    pub(super) async fn io_queues(
+        &self,
+        place: &Place,
+        controller: &Controller,
+    ) -> Result<IoQueues, HostError> {
+        let depth = controller.depth(place.options.queue_depth);
+        let count = self.grant(place.options.queues).await?;
+        let mut queues = IoQueues(Vec::with_capacity(count.into()));
+        for qid in 1..=count {
+            let as_io = (qid, depth + 1, self.controller_id);
+            let (queue, _) = connect_queue(place, &self.gate, &self.end, as_io).await?;
+            queue.set_in_capsule_bytes(controller.in_capsule_bytes);
+            queues.0.push(queue);
+        }
+        Ok(queues)
+    }
+}
+
+/// The I/O queues of an association. Dropped, they are closed.
+pub(super) struct IoQueues(pub(super) Vec<Rc<Queue>>);
+
+impl Drop for IoQueues {
+    fn drop(&mut self) {
+        for queue in &self.0 {
+            queue.close();
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! The device: calls become commands.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+
+use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
+use flagstone_nvme::command::io::{BlockRange, DsmRange, IoOptions};
+use flagstone_nvme::sgl::SglDescriptor;
+use flagstone_nvme::status::sct;
+use flagstone_nvme::wire::Wire;
+use flagstone_nvme::{Nqn, Sqe, Status};
+use flagstone_runtime::net::Address;
+use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, buf, cores, time};
+
+use super::association::Association;
+use super::command::Data;
+use super::connect::Place;
+use super::shape::Shape;
+use super::window::run_all;
+use super::{HostError, HostOptions};
+use crate::limits::{HOST_DISCONNECT_TIMEOUT, HOST_ZERO_BYTES};
+
+/// A namespace of a subsystem that a target serves over NVMe/TCP.
+///
+/// Each core that uses it connects on its own, at its first call. Connections that break are made
+/// anew; see the [module](super) for what calls promise meanwhile. Dropping it closes the
+/// connections at once, when the calls in flight have ended.
+pub struct RemoteDevice {
+    place: Arc<Place>,
+    shape: Shape,
+    associations: Arc<CoreLocal<Association>>,
+    cores: Vec<CoreHandle>,
+}
+
+impl RemoteDevice {
+    /// Connects this core to subsystem `subnqn` at `address`.
+    ///
+    /// # Errors
+    /// Why that cannot be, in less than [`HostOptions::connect_timeout`]: it is tried once.
+    pub async fn connect(
+        address: Address,
+        subnqn: &Nqn,
+        options: HostOptions,
+    ) -> Result<Arc<RemoteDevice>, HostError> {
+        let place = Arc::new(Place::new(address, *subnqn, options)?);
+        let association = Association::new(place.clone());
+        let (link, shape) = association.connect().await?;
+        let associations = Arc::new(CoreLocal::new());
+        associations.get_or_init(|| association).start(shape, Some(link));
+        Ok(Arc::new(RemoteDevice { place, shape, associations, cores: cores() }))
+    }
+
+    /// The namespace's identifier.
+    pub fn nsid(&self) -> u32 {
+        self.shape.nsid
+    }
+
+    /// Ends the device in order, on every core: calls in flight are awaited, the controllers shut
+    /// down, the connections closed. Calls made from now on fail with [`IoError::Unreachable`].
+    /// Bounded in time, whatever the target does.
+    pub async fn disconnect(&self) {
+        let left = Arc::new(Countdown {
+            left: AtomicUsize::new(self.cores.len()),
+            ..Countdown::default()
+        });
+        for core in &self.cores {
+            let (associations, left) = (self.associations.clone(), left.clone());
+            core.spawn(move || async move {
+                if let Some(association) = associations.get() {
+                    association.disconnect().await;
+                }
+                left.count();
+            });
+        }
+        // Each core's own end is bounded; one that is stopping may never tell.
+        let _ = time::timeout(HOST_DISCONNECT_TIMEOUT * 2, left.wait()).await;
+    }
+
+    /// This core's association, made now if there is none.
+    #[inline]
+    fn association(&self) -> Rc<Association> {
+        match self.associations.get() {
+            Some(association) => association,
+            None => {
+                let association =
+                    self.associations.get_or_init(|| Association::new(self.place.clone()));
+                association.start(self.shape, None);
+                association
+            }
+        }
+    }
+
+    fn io(&self) -> Io {
+        Io { association: self.association(), shape: self.shape }
+    }
+}
+
+impl Drop for RemoteDevice {
+    fn drop(&mut self) {
+        drop(self.associations.take());
+        for core in &self.cores {
+            let associations = self.associations.clone();
+            core.spawn(move || async move { drop(associations.take()) });
+        }
+    }
+}
+
+impl std::fmt::Debug for RemoteDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteDevice")
+            .field("address", &self.place.address)
+            .field("subsystem", &self.place.subnqn)
+            .field("nsid", &self.shape.nsid)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Cores that have not finished yet.
+#[derive(Default)]
+struct Countdown {
+    left: AtomicUsize,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Countdown {
+    fn count(&self) {
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(waker) = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take()
+        {
+            waker.wake();
+        }
+    }
+
+    async fn wait(&self) {
+        poll_fn(|cx| {
+            *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
+            // Looked at after the waker is in its place: the last to count sees one or the other.
+            match self.left.load(Ordering::Acquire) {
+                0 => Poll::Ready(()),
+                _ => Poll::Pending,
+            }
+        })
+        .await;
+    }
+}
+
+/// What a call needs: its futures outlive the borrow of the device.
+#[derive(Clone)]
+struct Io {
+    association: Rc<Association>,
+    shape: Shape,
+}
+
+impl Io {
+    /// The blocks of a range that one command can name.
+    #[inline]
+    fn range(&self, offset: u64, len: u64) -> BlockRange {
+        let shift = self.shape.block_shift;
+        BlockRange::new(offset >> shift, (len >> shift) as u32).expect("checked and split")
+    }
+
+    /// Reads at most a transfer.
+    #[inline]
+    fn read(&self, offset: u64, place: BufMut) -> IoFuture<BufMut> {
+        let range = self.range(offset, place.len() as u64);
+        let command = Sqe::read(0, self.shape.nsid, range, place.len() as u32);
+        let association = self.association.clone();
+        IoFuture::later(async move {
+            let (status, data) = association.call(command, Data::In(place)).await?;
+            match data {
+                Data::In(place) if status.is_success() => Ok(place),
+                _ => Err(io_error(status, IoError::ReadFault)),
+            }
+        })
+    }
+
+    /// Writes at most a transfer.
+    #[inline]
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let range = self.range(offset, data.len() as u64);
+        let sgl = SglDescriptor::transport(data.len() as u32);
+        self.change(Sqe::write(0, self.shape.nsid, range, fua, sgl), Data::Out(data))
+    }
+
+    /// A command that gives nothing back.
+    #[inline]
+    fn change(&self, command: Sqe, data: Data) -> IoFuture<()> {
+        let association = self.association.clone();
+        IoFuture::later(async move {
+            let (status, _) = association.call(command, data).await?;
+            if status.is_success() { Ok(()) } else { Err(io_error(status, IoError::WriteFault)) }
+        })
+    }
+
+    async fn read_pieces(self, offset: u64, mut rest: BufMut) -> Result<BufMut, IoError> {
+        let transfer = self.shape.transfer_bytes as usize;
+        let mut pieces: Vec<Option<BufMut>> =
+            (0..rest.len().div_ceil(transfer)).map(|_| None).collect();
+        let mut at = offset;
+        let next = || {
+            let len = rest.len().min(transfer);
+            (len > 0).then(|| {
+                let piece = self.read(at, rest.split_to(len));
+                at += len as u64;
+                piece
+            })
+        };
+        run_all(next, |number, piece| pieces[number] = Some(piece)).await?;
+        let mut whole: Option<BufMut> = None;
+        for piece in pieces.into_iter().flatten() {
+            match &mut whole {
+                None => whole = Some(piece),
+                Some(whole) => {
+                    whole.unsplit(piece).expect("the pieces were cut from one buffer, in order");
+                }
+            }
+        }
+        Ok(whole.expect("a read is not empty"))
+    }
+
+    async fn write_pieces(self, offset: u64, data: Buf, fua: bool) -> Result<(), IoError> {
+        let transfer = u64::from(self.shape.transfer_bytes);
+        let mut pieces = Pieces::new(offset, data.len() as u64, transfer);
+        let next = || {
+            let (at, len) = pieces.next()?;
+            let start = (at - offset) as usize;
+            Some(self.write(at, data.slice(start..start + len as usize), fua))
+        };
+        run_all(next, |_, ()| {}).await
+    }
+
+    async fn zero(self, offset: u64, len: u64, flags: ZeroFlags) -> Result<(), IoError> {
+        let shape = self.shape;
+        let unit = u64::from(shape.zero_blocks) << shape.block_shift;
+        let deallocate = flags.may_deallocate && shape.zero_deallocates;
+        let options = IoOptions { fua: flags.fua, deallocate };
+        let mut pieces = Pieces::new(offset, len, unit);
+        let next = || {
+            let (at, len) = pieces.next()?;
+            let command = Sqe::write_zeroes(0, shape.nsid, self.range(at, len), options);
+            Some(self.change(command, Data::None))
+        };
+        run_all(next, |_, ()| {}).await
+    }
+
+    /// For a target that cannot write zeroes of its own.
+    async fn write_buffers_of_zeroes(
+        self,
+        offset: u64,
+        len: u64,
+        fua: bool,
+    ) -> Result<(), IoError> {
+        let unit = u64::from(self.shape.transfer_bytes.min(HOST_ZERO_BYTES));
+        let mut pieces = Pieces::new(offset, len, unit);
+        let next = || {
+            let (at, len) = pieces.next()?;
+            Some(self.write(at, buf::zeroes(len as usize), fua))
+        };
+        run_all(next, |_, ()| {}).await
+    }
+
+    /// Ranges, as many as one command may name, command after command.
+    async fn discard(self, offset: u64, len: u64) -> Result<(), IoError> {
+        let limits = self.shape.discard;
+        let shift = self.shape.block_shift;
+        let mut pieces = Pieces::new(offset >> shift, len >> shift, limits.range_blocks.into());
+        let left = Cell::new(true);
+        while left.get() {
+            let mut list = buf::alloc(limits.ranges * DsmRange::BYTES).await;
+            let (mut count, mut blocks) = (0, 0);
+            while count < limits.ranges && limits.blocks - blocks >= limits.range_blocks.into() {
+                let Some((start, len)) = pieces.next() else {
+                    left.set(false);
+                    break;
+                };
+                let range = DsmRange::new(start, len as u32);
+                range.encode(&mut list[count * DsmRange::BYTES..]).expect("room for every range");
+                count += 1;
+                blocks += len;
+            }
+            let data = list.freeze().slice(0..count * DsmRange::BYTES);
+            let sgl = SglDescriptor::transport(data.len() as u32);
+            if let Some(command) = Sqe::deallocate(0, self.shape.nsid, count, sgl) {
+                self.change(command, Data::Out(data)).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A range in parts of at most a unit, in order.
+struct Pieces {
+    at: u64,
+    end: u64,
+    unit: u64,
+}
+
+impl Pieces {
+    fn new(offset: u64, len: u64, unit: u64) -> Pieces {
+        Pieces { at: offset, end: offset + len, unit }
+    }
+
+    /// Where the next part begins, and its length.
+    fn next(&mut self) -> Option<(u64, u64)> {
+        let (at, len) = (self.at, (self.end - self.at).min(self.unit));
+        self.at += len;
+        (len > 0).then_some((at, len))
+    }
+}
+
+impl BlockDevice for RemoteDevice {
+    fn geometry(&self) -> Geometry {
+        self.shape.geometry
+    }
+
+    fn read(&self, offset: u64, place: BufMut) -> IoFuture<BufMut> {
+        if let Err(error) = self.shape.geometry.check_transfer(offset, place.len()) {
+            return IoFuture::ready(Err(error));
+        }
+        if place.len() <= self.shape.transfer_bytes as usize {
+            return self.io().read(offset, place);
+        }
+        IoFuture::later(self.io().read_pieces(offset, place))
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let geometry = &self.shape.geometry;
+        let checked = geometry
+            .check_transfer(offset, data.len())
+            .and_then(|()| geometry.check_change(offset, data.len() as u64));
+        if let Err(error) = checked {
+            return IoFuture::ready(Err(error));
+        }
+        if data.len() <= self.shape.transfer_bytes as usize {
+            return self.io().write(offset, data, fua);
+        }
+        IoFuture::later(self.io().write_pieces(offset, data, fua))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        if !self.shape.geometry.volatile_cache {
+            // Completed writes are durable already.
+            return IoFuture::ready(Ok(()));
+        }
+        self.io().change(Sqe::flush(0, self.shape.nsid), Data::None)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        let geometry = &self.shape.geometry;
+        if let Err(error) = geometry.check_change(offset, len) {
+            return IoFuture::ready(Err(error));
+        }
+        if !geometry.can_discard {
+            return IoFuture::ready(Ok(()));
+        }
+        IoFuture::later(self.io().discard(offset, len))
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        let geometry = &self.shape.geometry;
+        if let Err(error) = geometry.check_change(offset, len) {
+            return IoFuture::ready(Err(error));
+        }
+        match (geometry.can_write_zeroes, flags.fast_only) {
+            (true, _) => IoFuture::later(self.io().zero(offset, len, flags)),
+            (false, true) => IoFuture::ready(Err(IoError::Unsupported)),
+            (false, false) => {
+                IoFuture::later(self.io().write_buffers_of_zeroes(offset, len, flags.fua))
+            }
+        }
+    }
+}
+
+/// What a status means to a layer above; `fault` when it has no more to say.
+fn io_error(status: Status, fault: IoError) -> IoError {
+    match status.code() {
+        Status::LBA_OUT_OF_RANGE => IoError::OutOfRange,
+        Status::CAPACITY_EXCEEDED => IoError::NoSpace,
+        Status::WRITE_PROTECTED | Status::WRITE_TO_READ_ONLY_RANGE => IoError::ReadOnly,
+        Status::INVALID_OPCODE => IoError::Unsupported,
+        Status::INVALID_FIELD => IoError::Misaligned,
+        Status::COMMAND_INTERRUPTED => IoError::NoMemory,
+        Status::INTERNAL_ERROR if status.is_dnr() => IoError::Poisoned,
+        Status::UNRECOVERED_READ_ERROR => IoError::ReadFault,
+        Status::WRITE_FAULT => IoError::WriteFault,
+        _ if status.sct() == sct::PATH => IoError::Unreachable,
+        _ => fault,
+    }
+}

@@ -1,0 +1,79 @@
+//! Why a host cannot connect, or lost its connection.
+
+use std::io;
+
+use flagstone_nvme::Status;
+use flagstone_nvme::pdu::Fatal;
+use flagstone_runtime::time::Elapsed;
+
+use crate::stream::rx::RxError;
+
+/// What went wrong between this host and a target.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// No connection.
+    #[error("cannot connect: {0}")]
+    Connect(io::Error),
+    /// The connection broke.
+    #[error("the connection broke: {0}")]
+    Broken(io::Error),
+    /// The target closed the connection.
+    #[error("the target closed the connection")]
+    Closed,
+    /// The target did not answer in time.
+    #[error("the target did not answer in time")]
+    TimedOut,
+    /// Data from the target changed on its way.
+    #[error("data from the target arrived damaged: its digest does not match")]
+    Damaged,
+    /// The target broke the protocol.
+    #[error("the target broke the NVMe/TCP protocol: {0}")]
+    Protocol(Fatal),
+    /// The target says that we broke the protocol.
+    #[error("the target terminated the connection: {0}")]
+    Terminated(String),
+    /// The target refused a command that connecting needs.
+    #[error("the target refused {what}: {status}")]
+    Refused {
+        /// What was asked.
+        what: &'static str,
+        /// Its answer.
+        status: Status,
+    },
+    /// The target described itself in a way that cannot be.
+    #[error("the target describes itself in a way that cannot be: {0}")]
+    Nonsense(&'static str),
+    /// The target or its namespace needs what this host does not do.
+    #[error("the target needs {0}, which this host does not support")]
+    Unsupported(&'static str),
+    /// An option is out of its range.
+    #[error("{0}")]
+    Options(&'static str),
+    /// The subsystem has no namespace, or not the one that was asked for.
+    #[error("the subsystem has no such namespace; `flagstone serve` prints the ones it serves")]
+    NoNamespace,
+    /// The namespace is not the one that was connected first, or can less.
+    #[error("the namespace is not what it was when it was first connected: {0}")]
+    Changed(&'static str),
+}
+
+impl From<RxError> for HostError {
+    fn from(error: RxError) -> HostError {
+        match error {
+            RxError::Closed => HostError::Closed,
+            RxError::Io(error) => HostError::Broken(error),
+        }
+    }
+}
+
+impl From<Elapsed> for HostError {
+    fn from(_: Elapsed) -> HostError {
+        HostError::TimedOut
+    }
+}
+
+impl From<Fatal> for HostError {
+    fn from(fatal: Fatal) -> HostError {
+        HostError::Protocol(fatal)
+    }
+}

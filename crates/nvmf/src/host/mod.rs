@@ -1,0 +1,45 @@
+//! The host: an NVMe/TCP namespace of another machine as a [`BlockDevice`].
+//!
+//! [`RemoteDevice`] is what stacks use (`device`). Each core that does so has an association of its
+//! own with the subsystem (`association`): a controller, its admin queue and its I/O queues
+//! (`queue`), which carry commands (`command`) with as many in flight as their entries allow; the
+//! rest wait at a `gate`. An association is made by `initialize` (the connection), `connect` (the
+//! controller) and `shape` (whether what it says can be), and made anew when it breaks. What the
+//! target sends is judged, PDU by PDU, by `reader`.
+//!
+//! # What is promised when connections break
+//!
+//! - A command that completed is never sent again. One that did not complete is sent again over the
+//!   next connection, so a caller sees a pause, not an error, for up to
+//!   [`HostOptions::loss_timeout`]; then [`IoError::Unreachable`], whose outcome is unknown.
+//! - All commands that a block device has are idempotent, and calls that overlap in time have no
+//!   order, so sending one twice is safe as long as the first copy cannot take effect later than a
+//!   call that the caller made after the completion. The target's part of that: it awaits the
+//!   commands of a connection that has ended, and admits the host's next association only then
+//!   (Flagstone's target does; with others the risk is that of every NVMe over Fabrics host).
+//! - A completed write that was not flushed may be lost when the target's machine fails, as with a
+//!   local disk that has a volatile cache. The flush that follows says nothing of it: a reconnect
+//!   looks the same whether the target restarted or the network paused. Layers above that need to
+//!   know compare what they keep (the mirror's generation).
+
+mod association;
+mod command;
+mod connect;
+mod device;
+mod discover;
+mod error;
+mod gate;
+mod initialize;
+mod options;
+mod queue;
+mod reader;
+mod shape;
+mod window;
+
+pub use device::RemoteDevice;
+pub use discover::{DiscoveredSubsystem, discover};
+pub use error::HostError;
+pub use options::HostOptions;
+
+#[cfg(doc)]
+use flagstone_blockdev::{BlockDevice, IoError};

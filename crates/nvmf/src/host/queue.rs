@@ -1,0 +1,252 @@
+//! One queue: a connection, the commands in flight on it, and the tasks that send and receive.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use flagstone_nvme::digest::wire_digest;
+use flagstone_nvme::pdu::{Encoder, Fatal, R2tHeader, Receiver, Rules, encode_term_req};
+use flagstone_nvme::sgl::SglDescriptor;
+use flagstone_nvme::wire::U16;
+use flagstone_nvme::{Cqe, Sqe};
+use flagstone_runtime::net::Stream;
+use flagstone_runtime::{Buf, spawn_detached, sync, time};
+
+use super::HostError;
+use super::command::{Data, Outcome, Slots};
+use super::gate::Gate;
+use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT};
+use crate::stream::rx::Rx;
+use crate::stream::tx::Tx;
+
+/// What ICReq and ICResp agreed on.
+#[derive(Clone, Copy)]
+pub(super) struct Agreement {
+    pub(super) encoder: Encoder,
+    pub(super) rules: Rules,
+    /// Data in one H2CData at most, in bytes.
+    pub(super) max_h2c_data_bytes: u32,
+}
+
+/// A connection that has been initialized and is no queue yet.
+pub(super) struct Connection {
+    pub(super) stream: Stream,
+    pub(super) rx: Rx,
+    pub(super) agreement: Agreement,
+}
+
+/// See the module.
+pub(super) struct Queue {
+    stream: Stream,
+    tx: Tx,
+    agreement: Agreement,
+    pub(super) slots: RefCell<Slots>,
+    /// Data up to this goes in the capsule, in bytes.
+    in_capsule_bytes: Cell<u32>,
+    /// Counts the looks for commands that take too long.
+    tick: Cell<u32>,
+    /// Told of each slot that comes free.
+    gate: Rc<Gate>,
+    broken: Cell<bool>,
+}
+
+impl Queue {
+    /// A queue of `depth` commands over `connection`, with its tasks. `on_end` is told once, when
+    /// the connection breaks, and why.
+    pub(super) fn start(
+        connection: Connection,
+        depth: u16,
+        gate: Rc<Gate>,
+        on_end: impl FnOnce(HostError) + 'static,
+    ) -> Rc<Queue> {
+        let Connection { stream, rx, agreement } = connection;
+        let queue = Rc::new(Queue {
+            tx: Tx::new(stream.clone(), Rc::new(sync::Notify::new())),
+            stream,
+            agreement,
+            slots: RefCell::new(Slots::new(depth)),
+            in_capsule_bytes: Cell::new(flagstone_nvme::limits::ADMIN_IN_CAPSULE_BYTES),
+            tick: Cell::new(0),
+            gate,
+            broken: Cell::new(false),
+        });
+        let sender = queue.clone();
+        spawn_detached(async move {
+            if sender.tx.run().await.is_err() {
+                sender.stream.shutdown();
+            }
+        });
+        let receiver = queue.clone();
+        spawn_detached(async move {
+            let error = receiver.read(rx).await;
+            if matches!(error, HostError::Protocol(_)) {
+                // The target reads why; what it does with it is its own affair.
+                let _ = time::timeout(TERMINATE_TIMEOUT, receiver.tx.drained()).await;
+            }
+            receiver.close();
+            on_end(error);
+        });
+        queue
+    }
+
+    pub(super) fn rules(&self) -> &Rules {
+        &self.agreement.rules
+    }
+
+    /// From now on data up to `bytes` goes in the capsule.
+    pub(super) fn set_in_capsule_bytes(&self, bytes: u32) {
+        self.in_capsule_bytes.set(bytes);
+    }
+
+    /// Breaks the queue: all commands end as lost.
+    pub(super) fn close(&self) {
+        if self.broken.replace(true) {
+            return;
+        }
+        self.tx.close();
+        self.stream.shutdown();
+        self.slots.borrow_mut().lose_all();
+    }
+
+    /// Slots that are taken.
+    #[inline]
+    pub(super) fn taken(&self) -> usize {
+        self.slots.borrow().taken()
+    }
+
+    /// Counts one more look; true when a command has waited through more than `looks`.
+    pub(super) fn is_overdue(&self, looks: u32) -> bool {
+        let tick = self.tick.get().saturating_add(1);
+        self.tick.set(tick);
+        self.slots.borrow().any_started_before(tick.saturating_sub(looks))
+    }
+
+    /// Tells the target what it did wrong: the last that is sent.
+    pub(super) fn terminate(&self, fatal: Fatal, offending: &[u8]) {
+        self.tx
+            .header(HEADER_BYTES_MAX, |out| encode_term_req(out, Receiver::Host, fatal, offending));
+        self.tx.finish();
+    }
+
+    /// Sends a command and waits for its end. Its data comes back. For control paths: when no slot
+    /// is free, or the queue is broken, the command is lost without having been sent.
+    pub(super) async fn run(self: &Rc<Self>, command: &Sqe, data: Data) -> (Outcome, Data) {
+        self.run_timed(command, data, true).await
+    }
+
+    /// As [`Queue::run`]; unless `timed` it may take for ever.
+    pub(super) async fn run_timed(
+        self: &Rc<Self>,
+        command: &Sqe,
+        mut data: Data,
+        timed: bool,
+    ) -> (Outcome, Data) {
+        match self.begin(command, &mut data, timed) {
+            Some(ended) => ended.await,
+            None => (Outcome::Lost, data),
+        }
+    }
+
+    /// Sends a command, unless the queue is broken or all slots are taken: then `data` stays.
+    #[inline]
+    pub(super) fn begin(
+        self: &Rc<Self>,
+        command: &Sqe,
+        data: &mut Data,
+        timed: bool,
+    ) -> Option<Ended> {
+        if self.broken.get() {
+            return None;
+        }
+        let bytes = data.bytes();
+        let payload = match data {
+            Data::Out(data) if bytes <= self.in_capsule_bytes.get() => Some(data.clone()),
+            _ => None,
+        };
+        let started = timed.then(|| self.tick.get());
+        let cid = self.slots.borrow_mut().insert(data, payload.is_some(), started)?;
+        let mut command = *command;
+        command.cid = U16::new(cid);
+        let in_capsule = if payload.is_some() { bytes } else { 0 };
+        // As Linux does, also where an entry has nothing there (Property Get): some targets look.
+        command.data = match payload {
+            Some(_) => SglDescriptor::in_capsule(bytes),
+            None => SglDescriptor::transport(bytes),
+        };
+        let encoder = &self.agreement.encoder;
+        self.tx.header(HEADER_BYTES_MAX, |out| encoder.capsule_cmd(out, &command, in_capsule));
+        if let Some(payload) = payload {
+            self.push_payload(payload);
+        }
+        Some(Ended { queue: self.clone(), cid: Some(cid) })
+    }
+
+    fn push_payload(&self, payload: Buf) {
+        let digest =
+            (self.agreement.encoder.data_digest_bytes() > 0).then(|| wire_digest(&payload));
+        self.tx.push(payload);
+        if let Some(digest) = digest {
+            self.tx.header(digest.len(), |out| {
+                out.copy_from_slice(&digest);
+                Some(digest.len())
+            });
+        }
+    }
+
+    /// Sends what an R2T asks for, in pieces that the target takes. The R2T has been checked.
+    pub(super) fn answer(&self, r2t: &R2tHeader, data: &Buf) {
+        let encoder = &self.agreement.encoder;
+        let (cid, tag) = (r2t.cid.get(), r2t.transfer_tag.get());
+        let end = r2t.offset.get() + r2t.data_bytes.get();
+        let mut at = r2t.offset.get();
+        while at < end {
+            let part = (end - at).min(self.agreement.max_h2c_data_bytes);
+            let last = at + part == end;
+            self.tx.header(HEADER_BYTES_MAX, |out| encoder.h2c_data(out, cid, tag, at, part, last));
+            self.push_payload(data.slice(at as usize..(at + part) as usize));
+            at += part;
+        }
+    }
+
+    /// Ends a command with the target's completion.
+    #[inline]
+    pub(super) fn complete(&self, completion: Cqe) {
+        let freed =
+            self.slots.borrow_mut().end(completion.cid.get(), Outcome::Completed(completion));
+        if freed {
+            self.gate.wake_one();
+        }
+    }
+}
+
+/// The end of a command that was begun. Dropped before, it leaves the slot to the answer.
+pub(super) struct Ended {
+    queue: Rc<Queue>,
+    cid: Option<u16>,
+}
+
+impl Future for Ended {
+    type Output = (Outcome, Data);
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let cid = self.cid.expect("polled after completion");
+        let ended = self.queue.slots.borrow_mut().poll(cid, cx.waker());
+        if ended.is_ready() {
+            self.cid = None;
+            self.queue.gate.wake_one();
+        }
+        ended
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if let Some(cid) = self.cid
+            && self.queue.slots.borrow_mut().orphan(cid)
+        {
+            self.queue.gate.wake_one();
+        }
+    }
+}
