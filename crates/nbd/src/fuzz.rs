@@ -126,7 +126,7 @@ pub fn negotiate_bytes(mut input: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::negotiation::{info, info_request, option, put_option};
+    use crate::wire::option::{info, info_request, option, put_option};
     use crate::wire::request::{Cookie, command};
     use proptest::prelude::*;
 

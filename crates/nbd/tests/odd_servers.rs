@@ -12,7 +12,7 @@ use common::{any_port, in_simulation, leaves_nothing, on_each_driver, on_each_re
 use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{BlockDevice, IoError, SharedDevice, ZeroFlags};
 use flagstone_nbd::client::negotiate::NegotiationError;
-use flagstone_nbd::wire::negotiation::{info, option, put_info, put_reply, reply_type};
+use flagstone_nbd::wire::option::{info, option, put_info, put_reply, reply_type};
 use flagstone_nbd::wire::request::{Request, command};
 use flagstone_nbd::wire::{INIT_MAGIC, OPTION_MAGIC, transmission_flag as flag};
 use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice};

@@ -2,7 +2,7 @@
 
 use crate::limits::{MAX_OPTION_REPLIES, MAX_OPTION_REPLY_BYTES, MAX_REQUEST_BYTES};
 use crate::wire::link::LinkId;
-use crate::wire::negotiation::{
+use crate::wire::option::{
     REPLY_HEADER_BYTES, ReplyHeader, info, info_request, meta_request, option, put_option,
     reply_type,
 };

@@ -9,7 +9,7 @@ use crate::export::{Export, Exports};
 use crate::limits::{MAX_OPTION_BYTES, MAX_OPTIONS};
 use crate::session::Session;
 use crate::wire::link::{LINK_CONTEXT, LinkId};
-use crate::wire::negotiation::{
+use crate::wire::option::{
     InfoRequest, InvalidOption, MetaRequest, OPTION_HEADER_BYTES, OptionHeader, info, option,
     put_info, put_reply, reply_type, string,
 };

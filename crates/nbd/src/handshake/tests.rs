@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::testing::NoData;
-use crate::wire::negotiation::{
+use crate::wire::option::{
     REPLY_HEADER_BYTES, ReplyHeader, info_request, meta_request, put_option,
 };
 use crate::wire::transmission_flag as flag;

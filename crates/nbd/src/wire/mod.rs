@@ -5,7 +5,7 @@
 
 pub mod errno;
 pub mod link;
-pub mod negotiation;
+pub mod option;
 pub mod reply;
 pub mod request;
 

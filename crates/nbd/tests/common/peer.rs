@@ -1,6 +1,6 @@
 //! A plain client that says exactly the bytes that a test wants it to say.
 
-use flagstone_nbd::wire::negotiation::{
+use flagstone_nbd::wire::option::{
     ReplyHeader, info, info_request, option, put_option, reply_type,
 };
 use flagstone_nbd::wire::reply::{Header, chunk};

@@ -5,6 +5,7 @@ use super::{OPTION_MAGIC, OPTION_REPLY_MAGIC, u16_at, u32_at, u64_at};
 use crate::limits::MAX_STRING_BYTES;
 
 /// "Option types".
+#[expect(clippy::module_inception, reason = "the protocol calls them options too")]
 pub mod option {
     /// Choose an export and begin, without an answer to mistakes.
     pub const EXPORT_NAME: u32 = 1;
