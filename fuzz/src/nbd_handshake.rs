@@ -9,7 +9,7 @@ use flagstone_blockdev::NullDevice;
 use flagstone_nbd::handshake::{Handshake, Progress};
 use flagstone_nbd::limits::{MAX_OPTION_BYTES, MAX_OPTIONS, MAX_STRING_BYTES};
 use flagstone_nbd::wire::option::{
-    InfoRequest, OPTION_HEADER_BYTES, OptionHeader, ReplyHeader, decode_meta_context,
+    InfoRequest, MetaRequest, OPTION_HEADER_BYTES, OptionHeader, ReplyHeader,
 };
 use flagstone_nbd::{Export, Exports};
 
@@ -91,5 +91,5 @@ fn codecs(stream: &[u8]) {
     if let Ok(request) = InfoRequest::decode(stream) {
         assert!(request.name.len() <= MAX_STRING_BYTES);
     }
-    let _ = decode_meta_context(stream);
+    let _ = MetaRequest::decode(stream, "x-");
 }

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use flagstone_blockdev::{Geometry, SharedDevice};
 
+use crate::departures::Departures;
 use crate::gate::Gate;
 use crate::limits::{MAX_REQUEST_BYTES, MAX_STRING_BYTES};
+use crate::links::Links;
 use crate::wire::transmission_flag as flag;
 
 /// One device under a name.
@@ -21,6 +23,10 @@ pub struct Export {
     pub read_only: bool,
     /// Keeps read-modify-write apart from other changes.
     pub(crate) gate: Gate,
+    /// Ended connections that the device still works for.
+    pub(crate) departures: Departures,
+    /// Connections that replace each other.
+    pub(crate) links: Links,
 }
 
 /// Why an export cannot be offered.
@@ -43,6 +49,8 @@ impl Export {
             device,
             read_only: false,
             gate: Gate::default(),
+            departures: Departures::default(),
+            links: Links::default(),
         }
     }
 

@@ -13,6 +13,7 @@ use crate::handshake::{Handshake, Progress};
 use crate::limits::{MAX_OPTION_BYTES, MAX_REQUEST_BYTES};
 use crate::session::{Action, Session};
 use crate::testing::NoData;
+use crate::wire::link::LinkId;
 use crate::wire::reply::{Header, MAX_HEADER_BYTES, put_data, put_error, put_simple};
 use crate::wire::request::Request;
 
@@ -104,7 +105,7 @@ fn check_range(session: &Session, request: &Request, action: Action) {
 /// What a client makes of a server's bytes: what it sends before it gives up or begins.
 pub fn negotiate_bytes(mut input: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    let mut negotiation = Negotiation::new("export");
+    let mut negotiation = Negotiation::new("export", LinkId(7));
     while let Ok((taken, progress)) = negotiation.step(input, &mut out) {
         input = &input[taken..];
         match progress {

@@ -16,11 +16,13 @@
 //! way than NBD are not kept apart from these.
 
 pub mod client;
+mod departures;
 pub mod export;
 pub mod fuzz;
 mod gate;
 pub mod handshake;
 pub mod limits;
+mod links;
 pub mod server;
 pub mod session;
 mod staging;

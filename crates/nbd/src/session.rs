@@ -7,6 +7,7 @@ use flagstone_blockdev::{Geometry, IoError, ZeroFlags};
 use crate::export::Export;
 use crate::limits::MAX_REQUEST_BYTES;
 use crate::wire::Errno;
+use crate::wire::link::LinkId;
 use crate::wire::request::{Request, command, command_flag};
 
 /// A connection in its transmission phase.
@@ -19,6 +20,8 @@ pub struct Session {
     /// The client has promised to honour the size constraints (it asked for BLOCK_SIZE in GO).
     /// Other clients may send any range: what is not whole blocks is read, modified and written.
     pub sized: bool,
+    /// The client's name for this and the earlier connections that it replaces.
+    pub link: Option<LinkId>,
     geometry: Geometry,
     read_only: bool,
 }
@@ -71,7 +74,7 @@ impl Session {
     pub fn new(export: Arc<Export>, structured: bool, sized: bool) -> Session {
         let geometry = export.device.geometry();
         let read_only = export.read_only || geometry.read_only;
-        Session { export, structured, sized, geometry, read_only }
+        Session { export, structured, sized, link: None, geometry, read_only }
     }
 
     /// The device's geometry.

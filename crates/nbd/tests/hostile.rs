@@ -140,7 +140,7 @@ fn a_client_that_never_reads_is_closed_and_holds_little() {
 #[test]
 fn requests_in_flight_are_bounded() {
     on_each_driver(async || {
-        let (device, calls) = Held::new(memory(1 << 20, 512));
+        let (device, calls) = Held::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
         let peer = Peer::begun(&server.address, STRUCTURED).await;
         calls.hold();

@@ -25,11 +25,13 @@ use crate::client::target::{Established, Target};
 use crate::limits::{
     CLIENT_WINDOW, HEADER_BLOCK_BYTES, RECONNECT_MAX, RECONNECT_MIN, SEND_BYTES, TICK,
 };
+use crate::wire::link::LinkId;
 use crate::wire::request::{Cookie, Request, command};
 
 /// See the module.
 pub(crate) struct Link {
     pub(crate) target: Arc<Target>,
+    id: LinkId,
     pub(crate) slots: RefCell<Slots>,
     /// Something waits to be sent, the window opened, or the device was closed.
     work: Notify,
@@ -40,13 +42,16 @@ pub(crate) struct Link {
     now: Cell<u32>,
     stream: RefCell<Option<Stream>>,
     closed: Cell<bool>,
+    /// Requests answered, to tell a connection that works from one that does not.
+    pub(crate) answers: Cell<u64>,
 }
 
 impl Link {
     /// A link of this core, on a connection that is there already or will be made when needed.
-    pub(crate) fn start(target: Arc<Target>, first: Option<Established>) -> Rc<Link> {
+    pub(crate) fn start(target: Arc<Target>, id: LinkId, first: Option<Established>) -> Rc<Link> {
         let link = Rc::new(Link {
             target,
+            id,
             slots: RefCell::default(),
             work: Notify::new(),
             clock: Notify::new(),
@@ -54,6 +59,7 @@ impl Link {
             now: Cell::new(0),
             stream: RefCell::new(None),
             closed: Cell::new(false),
+            answers: Cell::new(0),
         });
         spawn_detached(link.clone().manage(first));
         spawn_detached(link.clone().keep_time());
@@ -86,9 +92,9 @@ impl Link {
         self.slots.borrow().unfinished() > 0
     }
 
-    /// The window may have opened.
-    pub(crate) fn window_opened(&self) {
-        if self.slots.borrow().has_queued() {
+    /// Some requests are done: the window may have opened, or all be done that the end waits for.
+    pub(crate) fn advanced(&self) {
+        if self.closed.get() || self.slots.borrow().has_queued() {
             self.work.notify();
         }
     }
@@ -96,6 +102,7 @@ impl Link {
     /// Connects whenever there is something to send, until the device is closed and all is done.
     async fn manage(self: Rc<Self>, first: Option<Established>) {
         let mut ready = first;
+        let mut pause = RECONNECT_MIN;
         loop {
             let wanted = || (self.has_work() || self.closed.get()).then_some(());
             let established = match ready.take() {
@@ -105,13 +112,20 @@ impl Link {
                     if !self.has_work() {
                         return;
                     }
-                    match self.connect_again().await {
+                    match self.connect_again(&mut pause).await {
                         Some(established) => established,
                         None => continue,
                     }
                 }
             };
+            let before = self.answers.get();
             self.use_connection(established).await;
+            if self.answers.get() != before {
+                pause = RECONNECT_MIN;
+            } else if self.has_work() {
+                // It connects and is of no use: as bad as one that does not.
+                rest(&mut pause).await;
+            }
             if self.closed.get() && !self.has_work() {
                 return;
             }
@@ -119,17 +133,13 @@ impl Link {
     }
 
     /// Tries until it works or nobody waits any more.
-    async fn connect_again(&self) -> Option<Established> {
-        let mut pause = RECONNECT_MIN;
+    async fn connect_again(&self, pause: &mut Duration) -> Option<Established> {
         loop {
-            match self.target.connect().await {
+            match self.target.connect(self.id).await {
                 Ok(established) => return Some(established),
                 Err(error) => tracing::debug!("{}: {error}", self.target.address),
             }
-            // Not all clients of a server that came back should come at the same moment.
-            let half = pause.as_nanos() as u64 / 2;
-            time::sleep(Duration::from_nanos(half + random_u64() % (half + 1))).await;
-            pause = (pause * 2).min(RECONNECT_MAX);
+            rest(pause).await;
             if !self.has_work() {
                 return None;
             }
@@ -241,6 +251,14 @@ impl Link {
             }
         }
     }
+}
+
+/// Waits for about `pause`, and makes the next one longer. Not all clients of a server that came
+/// back should come at the same moment.
+async fn rest(pause: &mut Duration) {
+    let half = pause.as_nanos() as u64 / 2;
+    time::sleep(Duration::from_nanos(half + random_u64() % (half + 1))).await;
+    *pause = (*pause * 2).min(RECONNECT_MAX);
 }
 
 /// The outcome of a request, now or later. Dropping it lets the request go on.

@@ -7,9 +7,10 @@
 //! # When the connection is lost
 //! The device connects again, with growing pauses, and sends what was not answered once more, until
 //! [`ClientOptions::request_timeout`]. Reads, writes, zeroes, trims and flushes may be carried out
-//! twice without harm. (A server that still carries out an old connection's write after it has
-//! answered the new one's would do harm, and no NBD client can know; ours finishes an old
-//! connection's requests in the order in which they came and within the time of its device.)
+//! twice without harm, if the first time is over before the second begins. Our server sees to that
+//! ([`crate::wire::link`]). With other servers a write that is still on its way over the old
+//! connection may be carried out after later ones and undo them, as with every NBD client that
+//! connects again (QEMU, nbd-client).
 //!
 //! Writes that were answered but not flushed are another matter: a server that crashed has lost
 //! them if they were in a volatile cache, and NBD does not tell a server that crashed from a network
@@ -31,11 +32,12 @@ use std::sync::Arc;
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::net::Address;
-use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, buf, spawn_detached};
+use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, buf, random_u64, spawn_detached};
 
 pub use target::{ClientOptions, ConnectError};
 
 use crate::limits::{CLIENT_EFFECT_BYTES, CLIENT_ZERO_PIECE_BYTES, MAX_REQUEST_BYTES};
+use crate::wire::link::LinkId;
 use crate::wire::request::{Cookie, Request, command, command_flag};
 use crate::wire::transmission_flag as flag;
 use link::{Link, Outcome};
@@ -57,7 +59,8 @@ impl NbdDevice {
         export: &str,
         options: ClientOptions,
     ) -> Result<Arc<NbdDevice>, ConnectError> {
-        let (target, first) = Target::open(address, export, options).await?;
+        let id = LinkId(random_u64());
+        let (target, first) = Target::open(address, export, options, id).await?;
         let core = flagstone_runtime::core_index();
         let several = target.info.has(flag::CAN_MULTI_CONN);
         let home = (!several).then(|| (core, flagstone_runtime::cores()[core].clone()));
@@ -65,7 +68,7 @@ impl NbdDevice {
         let target = Arc::new(target);
         let inner =
             Arc::new(Inner { target, geometry, piece_bytes, links: CoreLocal::new(), home });
-        inner.link(Some(first));
+        inner.start_link(id, Some(first));
         Ok(Arc::new(NbdDevice(inner)))
     }
 }
@@ -111,11 +114,15 @@ impl std::fmt::Debug for Inner {
 
 impl Inner {
     /// This core's link, started now if there is none.
-    fn link(self: &Arc<Self>, first: Option<Established>) -> Rc<Link> {
-        if let Some(link) = self.links.get() {
-            return Rc::clone(&link);
+    fn link(self: &Arc<Self>) -> Rc<Link> {
+        match self.links.get() {
+            Some(link) => Rc::clone(&link),
+            None => self.start_link(LinkId(random_u64()), None),
         }
-        let link = Link::start(self.target.clone(), first);
+    }
+
+    fn start_link(self: &Arc<Self>, id: LinkId, first: Option<Established>) -> Rc<Link> {
+        let link = Link::start(self.target.clone(), id, first);
         self.links.get_or_init(|| link.clone());
         let (inner, closing) = (self.clone(), link.clone());
         spawn_detached(async move {
@@ -141,7 +148,7 @@ impl Inner {
     ) -> Outcome {
         let (offset, len) = (range.0, range.1 as u32);
         let request = Request { flags, command, cookie: Cookie(0), offset, len };
-        self.link(None).submit(request, data)
+        self.link().submit(request, data)
     }
 
     fn read(self: &Arc<Self>, offset: u64, buf: BufMut) -> IoFuture<BufMut> {

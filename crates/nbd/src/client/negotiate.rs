@@ -1,8 +1,10 @@
 //! The client's side of "Fixed newstyle negotiation", without I/O: bytes in, bytes out.
 
 use crate::limits::{MAX_OPTION_REPLIES, MAX_OPTION_REPLY_BYTES, MAX_REQUEST_BYTES};
+use crate::wire::link::LinkId;
 use crate::wire::option::{
-    REPLY_HEADER_BYTES, ReplyHeader, info, info_request, option, put_option, reply_type,
+    REPLY_HEADER_BYTES, ReplyHeader, info, info_request, meta_request, option, put_option,
+    reply_type,
 };
 use crate::wire::{INIT_MAGIC, OPTION_MAGIC, handshake_flag, transmission_flag};
 use crate::wire::{u16_at, u32_at, u64_at};
@@ -19,6 +21,8 @@ pub struct ServerInfo {
     pub flags: u16,
     /// Reads are answered in chunks.
     pub structured: bool,
+    /// The server ends a link's earlier connection before it serves the next.
+    pub fences: bool,
     /// Minimum, preferred and maximum sizes, in bytes; the protocol's defaults if not said.
     pub block_sizes: [u32; 3],
 }
@@ -72,6 +76,7 @@ pub enum Progress {
 enum State {
     Greeting,
     Structured,
+    Link,
     Go,
     ExportName,
 }
@@ -80,6 +85,7 @@ enum State {
 #[derive(Debug)]
 pub struct Negotiation {
     export: String,
+    link: LinkId,
     state: State,
     zeroes: bool,
     replies: u32,
@@ -88,12 +94,14 @@ pub struct Negotiation {
 }
 
 impl Negotiation {
-    /// For the export of that name.
-    pub fn new(export: &str) -> Negotiation {
+    /// For the export of that name, as the next connection of that link.
+    pub fn new(export: &str, link: LinkId) -> Negotiation {
         let block_sizes = [1, 4096, MAX_REQUEST_BYTES];
-        let info = ServerInfo { size_bytes: 0, flags: 0, structured: false, block_sizes };
+        let (structured, fences) = (false, false);
+        let info = ServerInfo { size_bytes: 0, flags: 0, structured, fences, block_sizes };
         Negotiation {
             export: export.to_owned(),
+            link,
             state: State::Greeting,
             zeroes: true,
             replies: 0,
@@ -115,7 +123,7 @@ impl Negotiation {
         match self.state {
             State::Greeting => self.greeting(input, out),
             State::ExportName => self.export_name(input),
-            State::Structured | State::Go => self.option_reply(input, out),
+            State::Structured | State::Link | State::Go => self.option_reply(input, out),
         }
     }
 
@@ -155,6 +163,7 @@ impl Negotiation {
         let Some(header) = header else { return Ok((0, Progress::More)) };
         let expected = match self.state {
             State::Structured => option::STRUCTURED_REPLY,
+            State::Link => option::SET_META_CONTEXT,
             _ => option::GO,
         };
         self.replies += 1;
@@ -171,6 +180,7 @@ impl Negotiation {
         };
         let progress = match self.state {
             State::Structured => self.structured_reply(header.kind, out),
+            State::Link => self.link_reply(header.kind, out),
             _ => self.go_reply(header.kind, data, out)?,
         };
         Ok((end, progress))
@@ -179,9 +189,29 @@ impl Negotiation {
     fn structured_reply(&mut self, kind: u32, out: &mut Vec<u8>) -> Progress {
         // An error only means that there are no structured replies here.
         self.info.structured = kind == reply_type::ACK;
+        if self.info.structured {
+            // Metadata contexts, and so links, are for those who use structured replies.
+            let request = meta_request(&self.export, &self.link.encode());
+            put_option(out, option::SET_META_CONTEXT, &request);
+            self.state = State::Link;
+        } else {
+            self.go(out);
+        }
+        Progress::Again
+    }
+
+    fn link_reply(&mut self, kind: u32, out: &mut Vec<u8>) -> Progress {
+        match kind {
+            reply_type::META_CONTEXT => self.info.fences = true,
+            // Whether it is an ACK or a refusal, it is the last reply.
+            _ => self.go(out),
+        }
+        Progress::Again
+    }
+
+    fn go(&mut self, out: &mut Vec<u8>) {
         put_option(out, option::GO, &info_request(&self.export, &[info::BLOCK_SIZE]));
         self.state = State::Go;
-        Progress::Again
     }
 
     fn go_reply(
@@ -217,8 +247,7 @@ impl Negotiation {
         let broken = Broken("an information item of the wrong length");
         match (u16_at(data, 0), data.len()) {
             (Some(info::EXPORT), 12) => {
-                let fields = || Some((u64_at(data, 2)?, u16_at(data, 10)?));
-                self.size_and_flags = fields();
+                self.size_and_flags = u64_at(data, 2).zip(u16_at(data, 10));
             }
             (Some(info::BLOCK_SIZE), 14) => {
                 let fields = || Some([u32_at(data, 2)?, u32_at(data, 6)?, u32_at(data, 10)?]);

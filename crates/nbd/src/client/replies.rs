@@ -49,7 +49,7 @@ pub(crate) async fn receive(link: &Link, stream: &Stream, staging: &mut Staging)
 /// Takes one reply or chunk.
 async fn next(link: &Link, stream: &Stream, staging: &mut Staging) -> Result<(), End> {
     let Some(header) = Header::decode(staging.unread())? else {
-        link.window_opened();
+        link.advanced();
         return want(stream, staging, staging.unread().len() + 1).await;
     };
     match header {
@@ -223,5 +223,6 @@ fn finish(link: &Link, cookie: Cookie) -> Result<(), End> {
         link.target.write_answered();
     }
     slots.finish(cookie, result);
+    link.answers.set(link.answers.get().wrapping_add(1));
     Ok(())
 }

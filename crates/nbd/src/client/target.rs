@@ -11,6 +11,7 @@ use crate::client::negotiate::{Negotiation, NegotiationError, Progress, ServerIn
 use crate::limits::{CONNECT_TIMEOUT, REQUEST_TIMEOUT, STALL_TIMEOUT};
 use crate::server::Drain;
 use crate::staging::Staging;
+use crate::wire::link::LinkId;
 use crate::wire::transmission_flag;
 
 /// How patient a client is.
@@ -88,8 +89,9 @@ impl Target {
         address: Address,
         export: &str,
         options: ClientOptions,
+        link: LinkId,
     ) -> Result<(Target, Established), ConnectError> {
-        let established = establish(&address, export, options.connect_timeout).await?;
+        let established = establish(&address, export, link, options.connect_timeout).await?;
         let target = Target {
             address,
             export: export.to_owned(),
@@ -105,9 +107,9 @@ impl Target {
     }
 
     /// Connects once more, to the same export.
-    pub(crate) async fn connect(&self) -> Result<Established, ConnectError> {
+    pub(crate) async fn connect(&self, link: LinkId) -> Result<Established, ConnectError> {
         let timeout = self.options.connect_timeout;
-        let established = establish(&self.address, &self.export, timeout).await?;
+        let established = establish(&self.address, &self.export, link, timeout).await?;
         if established.info != self.info {
             return Err(ConnectError::Changed);
         }
@@ -171,18 +173,23 @@ impl Target {
 async fn establish(
     address: &Address,
     export: &str,
+    link: LinkId,
     timeout: Duration,
 ) -> Result<Established, ConnectError> {
-    match time::timeout(timeout, negotiate(address, export)).await {
+    match time::timeout(timeout, negotiate(address, export, link)).await {
         Ok(result) => result,
         Err(_) => Err(ConnectError::TimedOut),
     }
 }
 
-async fn negotiate(address: &Address, export: &str) -> Result<Established, ConnectError> {
+async fn negotiate(
+    address: &Address,
+    export: &str,
+    link: LinkId,
+) -> Result<Established, ConnectError> {
     let stream = Stream::connect(address).await?;
     let mut staging = Staging::new();
-    let mut negotiation = Negotiation::new(export);
+    let mut negotiation = Negotiation::new(export, link);
     let mut out = Vec::new();
     loop {
         let (taken, progress) = negotiation.step(staging.unread(), &mut out)?;

@@ -8,14 +8,17 @@ use std::sync::Arc;
 use crate::export::{Export, Exports};
 use crate::limits::{MAX_OPTION_BYTES, MAX_OPTIONS};
 use crate::session::Session;
+use crate::wire::link::{LINK_CONTEXT, LinkId};
 use crate::wire::option::{
-    InfoRequest, InvalidOption, OPTION_HEADER_BYTES, OptionHeader, decode_meta_context, info,
-    option, put_info, put_reply, reply_type, string,
+    InfoRequest, InvalidOption, MetaRequest, OPTION_HEADER_BYTES, OptionHeader, info, option,
+    put_info, put_reply, reply_type, string,
 };
 use crate::wire::{INIT_MAGIC, OPTION_MAGIC, handshake_flag, u32_at};
 
 const SERVER_FLAGS: u16 = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
 const TRAILING_ZEROES: usize = 124;
+/// The number under which a link's context is selected.
+const LINK_CONTEXT_ID: u32 = 1;
 
 /// Why a negotiation ends without a session.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,6 +63,8 @@ pub struct Handshake {
     flags: Option<u32>,
     structured: bool,
     options: u32,
+    /// The link that was selected, and the export that it was selected for.
+    link: Option<(String, LinkId)>,
 }
 
 impl Handshake {
@@ -68,7 +73,7 @@ impl Handshake {
         out.extend_from_slice(&INIT_MAGIC.to_be_bytes());
         out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
         out.extend_from_slice(&SERVER_FLAGS.to_be_bytes());
-        Handshake { exports, flags: None, structured: false, options: 0 }
+        Handshake { exports, flags: None, structured: false, options: 0, link: None }
     }
 
     /// Takes at most one message from the front of `input` and answers it in `out`. Returns how
@@ -136,7 +141,11 @@ impl Handshake {
     }
 
     fn session(&self, export: &Arc<Export>, sized: bool) -> Session {
-        Session::new(export.clone(), self.structured, sized)
+        let link = self.link.as_ref().filter(|(name, _)| *name == export.name);
+        let link = link.map(|(_, link)| *link);
+        let mut session = Session::new(export.clone(), self.structured, sized);
+        session.link = link;
+        session
     }
 
     fn export_name(&self, data: &[u8], out: &mut Vec<u8>) -> Progress {
@@ -191,16 +200,33 @@ impl Handshake {
         Ok(Some(self.session(export, request.wants_block_size)))
     }
 
-    /// There are no metadata contexts: none matches, and that is no error.
-    fn meta_context(&self, kind: u32, data: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidOption> {
-        let name = decode_meta_context(data)?;
-        if !self.structured && kind == option::SET_META_CONTEXT {
-            put_reply(out, kind, reply_type::ERR_INVALID, b"negotiate structured replies first");
-        } else if self.exports.find(name).is_none() {
-            put_reply(out, kind, reply_type::ERR_UNKNOWN, b"no such export");
-        } else {
-            put_reply(out, kind, reply_type::ACK, &[]);
+    /// There is no metadata here; the one context that can be selected is a link's name.
+    fn meta_context(
+        &mut self,
+        kind: u32,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), InvalidOption> {
+        let selects = kind == option::SET_META_CONTEXT;
+        if selects {
+            self.link = None;
         }
+        let request = MetaRequest::decode(data, LINK_CONTEXT)?;
+        if !self.structured && selects {
+            put_reply(out, kind, reply_type::ERR_INVALID, b"negotiate structured replies first");
+            return Ok(());
+        }
+        let Some(export) = self.exports.find(request.name) else {
+            put_reply(out, kind, reply_type::ERR_UNKNOWN, b"no such export");
+            return Ok(());
+        };
+        if let Some(link) = request.query.and_then(LinkId::decode).filter(|_| selects) {
+            self.link = Some((export.name.clone(), link));
+            let mut context = LINK_CONTEXT_ID.to_be_bytes().to_vec();
+            context.extend_from_slice(link.encode().as_bytes());
+            put_reply(out, kind, reply_type::META_CONTEXT, &context);
+        }
+        put_reply(out, kind, reply_type::ACK, &[]);
         Ok(())
     }
 }

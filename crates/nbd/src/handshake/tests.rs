@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::testing::NoData;
-use crate::wire::option::{REPLY_HEADER_BYTES, ReplyHeader, info_request, put_option};
+use crate::wire::option::{
+    REPLY_HEADER_BYTES, ReplyHeader, info_request, meta_request, put_option,
+};
 use crate::wire::transmission_flag as flag;
 use crate::wire::{OPTION_REPLY_MAGIC, u16_at, u64_at};
 use flagstone_blockdev::Geometry;
@@ -247,4 +249,23 @@ fn a_client_that_never_begins_is_closed() {
     }
     let (_, progress) = talk.say(77, &[]);
     assert!(matches!(progress, Progress::Close(Refusal::TooManyOptions)));
+}
+
+#[test]
+fn a_link_is_selected_for_its_export() {
+    let link = LinkId(0xabc);
+    let go = |name: &str, selected: &str| {
+        let mut talk = Talk::begin(disks());
+        assert_eq!(talk.ask(option::STRUCTURED_REPLY, &[]), reply_type::ACK);
+        let (replies, _) =
+            talk.say(option::SET_META_CONTEXT, &meta_request(selected, &link.encode()));
+        assert_eq!(kinds(&replies), [reply_type::META_CONTEXT, reply_type::ACK]);
+        assert_eq!(&replies[0].1[4..], link.encode().as_bytes());
+        match talk.say(option::GO, &info_request(name, &[])).1 {
+            Progress::Begin(session) => session.link,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(go("small", "small"), Some(link));
+    assert_eq!(go("small", "large"), None);
 }

@@ -9,6 +9,7 @@ use flagstone_runtime::net::Stream;
 use flagstone_runtime::sync::Notify;
 
 use crate::limits::{MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES};
+use crate::server::drain::Drain;
 use crate::session::Session;
 use crate::wire::Errno;
 use crate::wire::request::Cookie;
@@ -41,15 +42,15 @@ pub(crate) struct Connection {
     pub(crate) ended: Cell<bool>,
     /// Nothing more can be sent.
     pub(crate) broken: Cell<bool>,
-    /// New requests are refused: the server is going down.
-    pub(crate) draining: Cell<bool>,
+    /// Once it begins new requests are refused: the server is going down.
+    pub(crate) drain: Drain,
+    /// Once it begins nothing more is begun: another connection is in charge.
+    pub(crate) replaced: Option<Drain>,
     /// The peer is expected to take or to send bytes.
     pub(crate) sending: Cell<bool>,
     pub(crate) receiving_part: Cell<bool>,
     /// Moves whenever the peer takes or sends something.
     pub(crate) progress: Rc<Cell<u64>>,
-    /// Requests received.
-    pub(crate) requests: Cell<u64>,
     pub(crate) sender: Notify,
     pub(crate) budget: Notify,
     pub(crate) warden: Notify,
@@ -58,7 +59,13 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(stream: Stream, session: Session, progress: Rc<Cell<u64>>) -> Connection {
+    pub(crate) fn new(
+        stream: Stream,
+        session: Session,
+        progress: Rc<Cell<u64>>,
+        drain: Drain,
+        replaced: Option<Drain>,
+    ) -> Connection {
         Connection {
             stream,
             session,
@@ -67,16 +74,21 @@ impl Connection {
             bytes: Cell::new(0),
             ended: Cell::new(false),
             broken: Cell::new(false),
-            draining: Cell::new(false),
+            drain,
+            replaced,
             sending: Cell::new(false),
             receiving_part: Cell::new(false),
             progress,
-            requests: Cell::new(0),
             sender: Notify::new(),
             budget: Notify::new(),
             warden: Notify::new(),
             warden_parked: Cell::new(false),
         }
+    }
+
+    /// True once another connection of the client is in charge.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.replaced.as_ref().is_some_and(Drain::has_begun)
     }
 
     /// Requests received and not answered on the wire.
@@ -96,7 +108,6 @@ impl Connection {
         }
         self.in_flight.set(self.in_flight.get() + 1);
         self.bytes.set(self.bytes.get() + bytes);
-        self.requests.set(self.requests.get() + 1);
     }
 
     /// Queues an answer; it leaves with all others that are ready in this turn.

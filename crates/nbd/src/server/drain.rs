@@ -36,7 +36,7 @@ impl Drain {
 
     /// True once [`Drain::begin`] was called.
     pub fn has_begun(&self) -> bool {
-        self.0.begun.load(Ordering::SeqCst)
+        self.0.begun.load(Ordering::Acquire)
     }
 
     /// Waits for [`Drain::begin`].

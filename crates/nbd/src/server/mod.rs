@@ -28,14 +28,17 @@ use flagstone_runtime::{Buf, spawn, time};
 
 pub use drain::Drain;
 
+use crate::departures::Departure;
 use crate::export::Exports;
 use crate::handshake::{Handshake, Progress, Refusal};
 use crate::limits::{HANDSHAKE_TIMEOUT, MAX_CONNECTIONS, PEER_TIMEOUT};
+use crate::links::Hold;
 use crate::session::Session;
 use crate::staging::Staging;
 use crate::wire::request::BadRequestMagic;
 use connection::Connection;
 use receiver::End;
+use warden::Verdict;
 
 /// How patient a server is, and with how many.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +83,9 @@ pub enum Outcome {
     /// The server is going down.
     #[error("the server is shutting down")]
     Drained,
+    /// The client has connected anew.
+    #[error("a new connection of the client took its place")]
+    Replaced,
     /// The system failed the stream.
     #[error("{0}")]
     Failed(#[from] io::Error),
@@ -149,37 +155,65 @@ impl Server {
     /// Speaks NBD on an accepted stream, on this core, until either side ends it.
     pub async fn serve(&self, stream: Stream) -> Outcome {
         let mut staging = Staging::new();
-        let negotiation = negotiate(&stream, &self.exports, &mut staging);
-        let in_time = time::timeout(self.options.handshake_timeout, negotiation);
-        let session = match self.drain.unless_begun(in_time).await {
-            Some(Ok(Ok(session))) => session,
-            Some(Ok(Err(outcome))) => return outcome,
-            Some(Err(_)) => return Outcome::TimedOut,
-            None => return Outcome::Drained,
+        let negotiation = async {
+            let session = negotiate(&stream, &self.exports, &mut staging).await?;
+            let hold = match session.link {
+                Some(link) => Some(Hold::take(session.export.clone(), link).await),
+                None => None,
+            };
+            session.export.departures.over().await;
+            Ok((session, hold))
         };
-        self.transmit(stream, session, staging).await
+        let in_time = time::timeout(self.options.handshake_timeout, negotiation);
+        let outcome = match self.drain.unless_begun(in_time).await {
+            Some(Ok(Ok((session, hold)))) => {
+                return self.transmit(stream, session, hold, staging).await;
+            }
+            Some(Ok(Err(outcome))) => outcome,
+            Some(Err(_)) => Outcome::TimedOut,
+            None => Outcome::Drained,
+        };
+        // A receive that was dropped may keep the socket open for a moment: the peer shall know.
+        stream.shutdown();
+        outcome
     }
 
-    async fn transmit(&self, stream: Stream, session: Session, mut staging: Staging) -> Outcome {
-        let connection = Rc::new(Connection::new(stream, session, staging.progress()));
+    async fn transmit(
+        &self,
+        stream: Stream,
+        session: Session,
+        hold: Option<Hold>,
+        mut staging: Staging,
+    ) -> Outcome {
+        let connection = Rc::new(Connection::new(
+            stream,
+            session,
+            staging.progress(),
+            self.drain.clone(),
+            hold.as_ref().map(|hold| hold.stop.clone()),
+        ));
         let mut sender = spawn(sender::send_replies(connection.clone())).abort_on_drop();
-        let watch =
-            warden::watch(connection.clone(), self.drain.clone(), self.options.peer_timeout);
+        let watch = warden::watch(connection.clone(), self.options.peer_timeout);
         let mut warden = spawn(watch).abort_on_drop();
         let end = receiver::receive(&connection, &mut staging).await;
+        let departure = Departure::begin(connection.session.export.clone());
         // Its memory is not needed for what is left to do.
         drop(staging);
         connection.ended.set(true);
         connection.sender.notify();
         let _ = sender.handle().await;
+        drop(departure);
+        drop(hold);
         if warden.handle().is_finished() {
             return match warden.handle().await {
-                Ok(true) => Outcome::TimedOut,
-                _ => Outcome::Drained,
+                Ok(Verdict::Stalled) => Outcome::TimedOut,
+                Ok(Verdict::Replaced) => Outcome::Replaced,
+                Ok(Verdict::Drained) | Err(_) => Outcome::Drained,
             };
         }
         connection.stream.shutdown();
         match end {
+            End::Replaced => Outcome::Replaced,
             End::Disconnect | End::Closed { whole: true } => Outcome::Disconnected,
             End::Closed { whole: false } => Outcome::CutShort,
             End::BadMagic(bad) => Outcome::OutOfStep(bad),
@@ -218,10 +252,7 @@ async fn negotiate(
         match progress {
             Progress::Again => {}
             Progress::Begin(session) => return Ok(session),
-            Progress::Close(refusal) => {
-                stream.shutdown();
-                return Err(refusal.into());
-            }
+            Progress::Close(refusal) => return Err(refusal.into()),
             Progress::More => {
                 let part = !staging.unread().is_empty();
                 if staging.receive(stream).await? == 0 {

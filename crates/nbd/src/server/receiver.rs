@@ -19,6 +19,8 @@ pub(crate) enum End {
     Disconnect,
     /// The client closed; `whole` unless it did so within a request.
     Closed { whole: bool },
+    /// Another connection of the client is in charge.
+    Replaced,
     /// The stream is out of step.
     BadMagic(BadRequestMagic),
     /// The system failed the receive.
@@ -47,8 +49,8 @@ pub(crate) async fn receive(connection: &Rc<Connection>, staging: &mut Staging) 
         };
         staging.consume(Request::BYTES);
         match take(connection, staging, &request).await {
-            Ok(true) => {}
-            Ok(false) => return End::Disconnect,
+            Ok(None) => {}
+            Ok(Some(end)) => return end,
             Err(error) => return error.into(),
         }
     }
@@ -74,18 +76,18 @@ async fn more(connection: &Connection, staging: &mut Staging) -> Result<(), End>
     }
 }
 
-/// Starts one request, or answers why not. False after a DISC.
+/// Starts one request, or answers why not, or ends.
 async fn take(
     connection: &Rc<Connection>,
     staging: &mut Staging,
     request: &Request,
-) -> io::Result<bool> {
+) -> io::Result<Option<End>> {
     let mut verdict = connection.session.admit(request);
-    if connection.draining.get() && verdict != Ok(Action::Disconnect) {
+    if connection.drain.has_begun() && verdict != Ok(Action::Disconnect) {
         verdict = Err(Errno::SHUTDOWN);
     }
     let budget = match verdict {
-        Ok(Action::Disconnect) => return Ok(false),
+        Ok(Action::Disconnect) => return Ok(Some(End::Disconnect)),
         Ok(Action::Read { len, .. }) => len as usize,
         Ok(Action::Write { .. }) => request.len as usize,
         _ => 0,
@@ -93,13 +95,22 @@ async fn take(
     connection.admit(budget).await;
     let job = Job { cookie: request.cookie, budget };
     match verdict {
-        Ok(Action::Write { offset, fua }) => match payload(connection, staging, budget).await {
-            Ok(payload) => execute::write(connection, job, offset, fua, payload),
-            Err(error) => {
-                connection.answered(1, budget);
-                return Err(error);
+        Ok(Action::Write { offset, fua }) => {
+            let received = payload(connection, staging, budget).await;
+            match received {
+                Ok(payload) if !connection.is_replaced() => {
+                    execute::write(connection, job, offset, fua, payload);
+                }
+                other => {
+                    connection.answered(1, budget);
+                    return other.map(|_| Some(End::Replaced));
+                }
             }
-        },
+        }
+        Ok(_) if connection.is_replaced() => {
+            connection.answered(1, budget);
+            return Ok(Some(End::Replaced));
+        }
         Ok(action) => execute::start(connection, job, action),
         Err(error) => {
             let skipped = skip(connection, staging, request.payload_bytes() as usize).await;
@@ -107,7 +118,7 @@ async fn take(
             skipped?;
         }
     }
-    Ok(true)
+    Ok(None)
 }
 
 async fn payload(

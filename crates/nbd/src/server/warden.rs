@@ -8,19 +8,39 @@ use flagstone_runtime::time;
 
 use crate::limits::{DRAIN_TIMEOUT, TICK};
 use crate::server::connection::Connection;
-use crate::server::drain::Drain;
 
-/// Runs until it has closed the connection, or is aborted with it. Returns true for a stall.
-pub(crate) async fn watch(connection: Rc<Connection>, drain: Drain, patience: Duration) -> bool {
-    let stalled = drain.unless_begun(peer_stalls(&connection, patience)).await.is_some();
-    if !stalled {
-        connection.draining.set(true);
+/// Why a warden closed its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The peer neither took nor sent what was due.
+    Stalled,
+    /// Another connection of the client is in charge.
+    Replaced,
+    /// The server goes down.
+    Drained,
+}
+
+/// Runs until it has closed the connection, or is aborted with it.
+pub(crate) async fn watch(connection: Rc<Connection>, patience: Duration) -> Verdict {
+    let stalls = async {
+        peer_stalls(&connection, patience).await;
+        Verdict::Stalled
+    };
+    let stalls_or_replaced = async {
+        let outcome = match &connection.replaced {
+            Some(replaced) => replaced.unless_begun(stalls).await,
+            None => Some(stalls.await),
+        };
+        outcome.unwrap_or(Verdict::Replaced)
+    };
+    let verdict = connection.drain.unless_begun(stalls_or_replaced).await;
+    if verdict.is_none() {
         let done = connection.budget.wait_for(|| (connection.in_flight() == 0).then_some(()));
         // Beyond the time-out the device or the peer is given up: the process ends anyway.
         let _ = time::timeout(DRAIN_TIMEOUT, done).await;
     }
     connection.stream.shutdown();
-    stalled
+    verdict.unwrap_or(Verdict::Drained)
 }
 
 /// Returns when the peer was waited for, all the time and in vain, for as long as `patience`.

@@ -5,6 +5,7 @@ use super::{OPTION_MAGIC, OPTION_REPLY_MAGIC, u16_at, u32_at, u64_at};
 use crate::limits::MAX_STRING_BYTES;
 
 /// "Option types".
+#[expect(clippy::module_inception, reason = "the protocol calls them options too")]
 pub mod option {
     /// Choose an export and begin, without an answer to mistakes.
     pub const EXPORT_NAME: u32 = 1;
@@ -243,18 +244,42 @@ pub fn info_request(name: &str, items: &[u16]) -> Vec<u8> {
     data
 }
 
-/// Checks the data of LIST_META_CONTEXT and SET_META_CONTEXT and returns the export's name.
-///
-/// # Errors
-/// [`InvalidOption`].
-pub fn decode_meta_context(data: &[u8]) -> Result<&str, InvalidOption> {
-    let mut cursor = Cursor { rest: data };
-    let name = cursor.string()?;
-    for _ in 0..cursor.u32()? {
-        cursor.string()?;
+/// Data of LIST_META_CONTEXT and SET_META_CONTEXT.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetaRequest<'a> {
+    /// The export's name.
+    pub name: &'a str,
+    /// The last query of the namespace that was looked for.
+    pub query: Option<&'a str>,
+}
+
+impl<'a> MetaRequest<'a> {
+    /// Reads the data and looks for a query that begins with `prefix`.
+    ///
+    /// # Errors
+    /// [`InvalidOption`].
+    pub fn decode(data: &'a [u8], prefix: &str) -> Result<MetaRequest<'a>, InvalidOption> {
+        let mut cursor = Cursor { rest: data };
+        let mut request = MetaRequest { name: cursor.string()?, query: None };
+        for _ in 0..cursor.u32()? {
+            let query = cursor.string()?;
+            if query.starts_with(prefix) {
+                request.query = Some(query);
+            }
+        }
+        cursor.end()?;
+        Ok(request)
     }
-    cursor.end()?;
-    Ok(name)
+}
+
+/// The data of a LIST_META_CONTEXT or SET_META_CONTEXT with one query.
+pub fn meta_request(name: &str, query: &str) -> Vec<u8> {
+    let mut data = (name.len() as u32).to_be_bytes().to_vec();
+    data.extend_from_slice(name.as_bytes());
+    data.extend_from_slice(&1_u32.to_be_bytes());
+    data.extend_from_slice(&(query.len() as u32).to_be_bytes());
+    data.extend_from_slice(query.as_bytes());
+    data
 }
 
 /// A server's reply to an option, as the client reads it.
@@ -334,7 +359,7 @@ mod tests {
     fn a_billion_metadata_queries_in_no_data_are_refused() {
         let mut data = 0_u32.to_be_bytes().to_vec();
         data.extend_from_slice(&u32::MAX.to_be_bytes());
-        assert_eq!(decode_meta_context(&data), Err(InvalidOption::Truncated));
+        assert_eq!(MetaRequest::decode(&data, ""), Err(InvalidOption::Truncated));
     }
 
     proptest! {
@@ -354,7 +379,7 @@ mod tests {
         #[test]
         fn any_option_data_is_read_without_panic(data: Vec<u8>) {
             let _ = InfoRequest::decode(&data);
-            let _ = decode_meta_context(&data);
+            let _ = MetaRequest::decode(&data, "x");
         }
     }
 }

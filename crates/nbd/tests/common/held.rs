@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut, time};
 
 /// How far the calls are.
@@ -39,14 +39,14 @@ pub struct Held {
 }
 
 impl Held {
-    pub fn new(device: SharedDevice) -> (SharedDevice, Arc<Calls>) {
+    pub fn wrap(device: SharedDevice) -> (SharedDevice, Arc<Calls>) {
         let calls = Arc::new(Calls::default());
         (Arc::new(Held { device, calls: calls.clone() }), calls)
     }
 
     fn after<T: 'static>(
         &self,
-        call: impl AsyncFnOnce(&SharedDevice) -> Result<T, flagstone_blockdev::IoError> + 'static,
+        call: impl AsyncFnOnce(&SharedDevice) -> Result<T, IoError> + 'static,
     ) -> IoFuture<T> {
         let (device, calls) = (self.device.clone(), self.calls.clone());
         calls.begun.fetch_add(1, Ordering::SeqCst);

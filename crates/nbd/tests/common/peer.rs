@@ -108,10 +108,15 @@ impl Peer {
             panic!("a chunk was agreed");
         };
         assert_eq!(flags, 1, "every reply of ours is one chunk");
-        let body = self.read(len as usize).await?;
         let (error, data) = match kind {
-            chunk::OFFSET_DATA => (0, body[8..].to_vec()),
-            chunk::ERROR => (u32::from_be_bytes(body[..4].try_into().unwrap()), Vec::new()),
+            chunk::OFFSET_DATA => {
+                self.read(8).await?;
+                (0, self.read(len as usize - 8).await?)
+            }
+            chunk::ERROR => {
+                let body = self.read(len as usize).await?;
+                (u32::from_be_bytes(body[..4].try_into().unwrap()), Vec::new())
+            }
             other => panic!("chunk of type {other}"),
         };
         Some(Reply { cookie: cookie.0, error, data })

@@ -1,0 +1,193 @@
+//! The client on our own server: it is a block device like any other.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{
+    Running, any_port, leaves_nothing, memory, on_each_driver, on_each_real_driver, until,
+};
+use flagstone_blockdev::conformance::{self, Options};
+use flagstone_blockdev::{BlockDevice, Geometry, IoError, SharedDevice, ZeroFlags};
+use flagstone_nbd::client::negotiate::NegotiationError;
+use flagstone_nbd::{ClientOptions, ConnectError, Export, NbdDevice, ServerOptions};
+use flagstone_runtime::net::Address;
+use flagstone_runtime::{Buf, buf, spawn, time};
+
+async fn connect(address: &Address) -> Arc<NbdDevice> {
+    NbdDevice::connect(address.clone(), "disk", ClientOptions::default()).await.unwrap()
+}
+
+async fn conforms(address: &Address, block_bytes: u32, options: Options) {
+    let bound = address.clone();
+    let servers = std::cell::RefCell::new(Vec::new());
+    let make = async || {
+        let export = Export::new("disk", memory(64 << 20, block_bytes));
+        let server = Running::start(&bound, vec![export], ServerOptions::default());
+        let device = connect(&server.address).await;
+        servers.borrow_mut().push(server);
+        device as SharedDevice
+    };
+    conformance::run(make, options).await;
+}
+
+#[test]
+fn the_client_on_the_server_conforms_over_tcp() {
+    on_each_driver(async || {
+        for block_bytes in [512, 4096] {
+            conforms(&any_port(), block_bytes, Options::quick(1)).await;
+        }
+    });
+}
+
+#[test]
+fn the_client_on_the_server_conforms_over_unix_sockets() {
+    let dir = tempfile::tempdir().unwrap();
+    let count = Cell::new(0);
+    on_each_real_driver(async || {
+        count.set(count.get() + 1);
+        let servers = std::cell::RefCell::new(Vec::new());
+        let made = Cell::new(0);
+        let make = async || {
+            made.set(made.get() + 1);
+            let name = format!("{}-{}", count.get(), made.get());
+            let address = Address::Unix(dir.path().join(name));
+            let export = Export::new("disk", memory(8 << 20, 512));
+            let server = Running::start(&address, vec![export], ServerOptions::default());
+            servers.borrow_mut().push(server);
+            connect(&address).await as SharedDevice
+        };
+        conformance::run(make, Options::quick(2)).await;
+    });
+}
+
+#[test]
+fn transfers_up_to_the_largest_come_through() {
+    on_each_real_driver(async || {
+        let server = Running::with(memory(80 << 20, 512));
+        let device = connect(&server.address).await;
+        for len in [512, 4096, 65536, 65536 + 512, 1 << 20, 32 << 20] {
+            let mut data = buf::alloc(len).await;
+            for (number, part) in data.chunks_mut(512).enumerate() {
+                part.fill((number * 31 + number / 256) as u8);
+            }
+            let data = data.freeze();
+            device.write(1024, data.clone(), false).await.unwrap();
+            let read = device.read(1024, buf::alloc(len).await).await.unwrap();
+            assert!(read[..] == data[..], "{len} bytes");
+        }
+    });
+}
+
+#[test]
+fn the_geometry_is_the_servers() {
+    on_each_driver(async || {
+        let server = Running::with(memory(1 << 20, 4096));
+        let device = connect(&server.address).await;
+        let geometry = device.geometry();
+        assert_eq!((geometry.size_bytes, geometry.block_bytes), (1 << 20, 4096));
+        assert!(geometry.can_discard && geometry.can_write_zeroes && !geometry.read_only);
+        let export = Export::new("disk", memory(1 << 20, 512)).read_only(true);
+        let server = Running::start(&any_port(), vec![export], ServerOptions::default());
+        let device = connect(&server.address).await;
+        assert!(device.geometry().read_only);
+        let data = Buf::copy_of(&[1; 512]).unwrap();
+        assert_eq!(device.write(0, data, false).await, Err(IoError::ReadOnly));
+        assert_eq!(device.discard(0, 512).await, Err(IoError::ReadOnly));
+    });
+}
+
+#[test]
+fn an_export_that_is_not_there_is_named() {
+    on_each_driver(async || {
+        let server = Running::with(memory(1 << 20, 512));
+        let options = ClientOptions::default();
+        let error = NbdDevice::connect(server.address.clone(), "tape", options).await.unwrap_err();
+        let expected = NegotiationError::UnknownExport("tape".to_owned());
+        assert!(matches!(error, ConnectError::Negotiation(error) if error == expected));
+        // The empty name is the default: the only one here.
+        NbdDevice::connect(server.address.clone(), "", options).await.unwrap();
+    });
+}
+
+#[test]
+fn hundreds_of_calls_at_a_time_are_pipelined() {
+    on_each_driver(async || {
+        let server = Running::with(memory(1 << 20, 512));
+        let device = connect(&server.address).await;
+        let mut tasks = Vec::new();
+        for number in 0..500_u64 {
+            let device = device.clone();
+            tasks.push(spawn(async move {
+                let offset = number * 2048;
+                let data = Buf::copy_of(&[number as u8; 2048]).unwrap();
+                device.write(offset, data, false).await.unwrap();
+                let read = device.read(offset, buf::alloc(2048).await).await.unwrap();
+                assert_eq!(read[..], [number as u8; 2048]);
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_dropped_device_says_goodbye_and_leaves_nothing() {
+    on_each_driver(async || {
+        let server = Running::with(memory(1 << 20, 512));
+        leaves_nothing(async || {
+            for _ in 0..20 {
+                let device = connect(&server.address).await;
+                let data = Buf::copy_of(&[1; 512]).unwrap();
+                device.write(0, data, false).await.unwrap();
+                // Dropped at once: the call goes on, and then the connection ends.
+                drop(device.read(0, buf::alloc(4096).await));
+                drop(device);
+            }
+            server.quiet().await;
+        })
+        .await;
+    });
+}
+
+#[test]
+fn other_cores_have_connections_of_their_own() {
+    on_each_real_driver(async || {
+        let server = Running::with(memory(1 << 20, 512));
+        let device = connect(&server.address).await;
+        let there = device.clone();
+        flagstone_runtime::cores()[1].spawn(move || async move {
+            let data = Buf::copy_of(&[5; 512]).unwrap();
+            there.write(512, data, true).await.unwrap();
+        });
+        until(|| server.server.connections() == 2).await;
+        loop {
+            let read = device.read(512, buf::alloc(512).await).await.unwrap();
+            if read[..] == [5; 512] {
+                break;
+            }
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        drop(device);
+        server.quiet().await;
+    });
+}
+
+#[test]
+fn ranges_that_are_not_the_devices_never_reach_the_server() {
+    on_each_driver(async || {
+        let server = Running::with(memory(1 << 20, 4096));
+        let device = connect(&server.address).await;
+        let small = buf::alloc(512).await;
+        assert_eq!(device.read(0, small).await.unwrap_err(), IoError::Misaligned);
+        let beyond = device.read(1 << 20, buf::alloc(4096).await).await;
+        assert_eq!(beyond.unwrap_err(), IoError::OutOfRange);
+        let zeroes = device.write_zeroes(4096, 1 << 20, ZeroFlags::default()).await;
+        assert_eq!(zeroes, Err(IoError::OutOfRange));
+        assert_eq!(device.geometry(), Geometry { volatile_cache: true, ..device.geometry() });
+    });
+}

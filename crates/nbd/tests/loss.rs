@@ -1,0 +1,361 @@
+//! Servers that crash, lose power, restart and fall silent, in simulated time.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::until;
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError};
+use flagstone_nbd::{ClientOptions, Drain, Export, Exports, NbdDevice, Server, ServerOptions};
+use flagstone_runtime::net::{Address, Listener};
+use flagstone_runtime::sim::{Config, DiskConfig, NodeId, Simulation};
+use flagstone_runtime::{Buf, buf, random_u64, spawn, time};
+
+const DISK: &str = "/dev/disk";
+const BLOCK_BYTES: u64 = 512;
+const BLOCKS: u64 = 64;
+/// Histories that the tests go through; each takes milliseconds.
+const SEEDS: u64 = 100;
+
+/// A server on one node, and another node for clients.
+struct World {
+    sim: Simulation,
+    server: NodeId,
+    client: NodeId,
+    address: Address,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let sim = Simulation::new(seed, Config::default());
+        let (server, client) = (sim.add_node("server"), sim.add_node("client"));
+        sim.add_disk(server, DISK, DiskConfig::block_device(BLOCKS * BLOCK_BYTES));
+        let address = Address::Tcp((sim.ip(server), 10809).into());
+        let world = World { sim, server, client, address };
+        world.serve();
+        world
+    }
+
+    fn serve(&self) {
+        let address = self.address.clone();
+        drop(self.sim.spawn_on(self.server, async move {
+            let options = FileOptions { block_bytes: Some(512), ..FileOptions::default() };
+            let device = FileDevice::open(DISK, &options).unwrap();
+            let exports = Arc::new(Exports::new([Export::new("disk", device)]).unwrap());
+            let server = Server::new(exports, ServerOptions::default(), Drain::new());
+            server.run(Listener::bind(&address).unwrap()).await;
+        }));
+    }
+
+    fn restart(&self) {
+        self.sim.restart(self.server);
+        self.serve();
+    }
+
+    /// Runs a client on its node, beside what happens to the server, to its end.
+    fn client<T: 'static>(
+        &self,
+        options: ClientOptions,
+        work: impl AsyncFnOnce(Arc<NbdDevice>) -> T + 'static,
+        fate: impl AsyncFnOnce(&World),
+    ) -> T {
+        let address = self.address.clone();
+        let task = self.sim.spawn_on(self.client, async move {
+            let device = loop {
+                match NbdDevice::connect(address.clone(), "disk", options).await {
+                    Ok(device) => break device,
+                    Err(_) => time::sleep(Duration::from_millis(1)).await,
+                }
+            };
+            work(device).await
+        });
+        self.sim.block_on(async {
+            fate(self).await;
+            task.await.unwrap()
+        })
+    }
+}
+
+async fn write(device: &NbdDevice, block: u64, value: u8, fua: bool) -> Result<(), IoError> {
+    let data = Buf::copy_of(&[value; BLOCK_BYTES as usize]).unwrap();
+    device.write(block * BLOCK_BYTES, data, fua).await
+}
+
+async fn read(device: &NbdDevice, block: u64) -> Result<u8, IoError> {
+    let buf = buf::alloc(BLOCK_BYTES as usize).await;
+    let buf = device.read(block * BLOCK_BYTES, buf).await?;
+    assert!(buf.iter().all(|byte| *byte == buf[0]), "block {block} is torn");
+    Ok(buf[0])
+}
+
+/// Crashes the server (and, half of the time, its power) now and then until `done`.
+async fn crashes(world: &World, done: impl Fn() -> bool) {
+    while !done() {
+        time::sleep(world.sim.random_span(Duration::ZERO, Duration::from_millis(30))).await;
+        if world.sim.chance(0.5) {
+            world.sim.crash(world.server);
+        } else {
+            world.sim.power_off(world.server);
+        }
+        time::sleep(world.sim.random_span(Duration::ZERO, Duration::from_millis(300))).await;
+        world.restart();
+        time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[test]
+fn calls_outlive_servers_that_crash() {
+    for seed in 0..SEEDS {
+        let world = World::new(seed);
+        let done = Rc::new(Cell::new(false));
+        let flag = done.clone();
+        let work = async move |device: Arc<NbdDevice>| {
+            let mut tasks = Vec::new();
+            for task in 0..8_u64 {
+                let device = device.clone();
+                tasks.push(spawn(async move {
+                    for step in 0..40_u64 {
+                        let block = task * 8 + random_u64() % 8;
+                        // Durable writes only: nothing that is answered can be lost.
+                        write(&device, block, step as u8 + 1, true).await.unwrap();
+                        assert_eq!(read(&device, block).await, Ok(step as u8 + 1), "seed {seed}");
+                        if step % 10 == 0 {
+                            device.flush().await.unwrap();
+                        }
+                    }
+                }));
+            }
+            for task in tasks {
+                task.await.unwrap();
+            }
+            flag.set(true);
+        };
+        world.client(ClientOptions::default(), work, async |world| {
+            crashes(world, || done.get()).await;
+        });
+    }
+}
+
+/// What a block may hold: what is known to be durable, or anything written since.
+#[derive(Clone, Default)]
+struct Block {
+    durable: u8,
+    newest: u8,
+    since: Vec<u8>,
+}
+
+/// Writes and flushes blocks of its own until a call fails.
+async fn scribble(device: Arc<NbdDevice>, ledger: Rc<RefCell<Vec<Block>>>, task: u64) -> IoError {
+    let mine = task * 8..(task + 1) * 8;
+    for step in 1_u64.. {
+        let block = (mine.start + random_u64() % 8) as usize;
+        let value = (step % 255 + 1) as u8;
+        let fua = random_u64().is_multiple_of(6);
+        let result = if random_u64().is_multiple_of(5) {
+            let result = device.flush().await;
+            if result.is_ok() {
+                let mut ledger = ledger.borrow_mut();
+                for block in &mut ledger[mine.start as usize..mine.end as usize] {
+                    block.durable = block.newest;
+                    block.since.clear();
+                }
+            }
+            result
+        } else {
+            ledger.borrow_mut()[block].since.push(value);
+            let result = write(&device, block as u64, value, fua).await;
+            if result.is_ok() {
+                let mut ledger = ledger.borrow_mut();
+                ledger[block].newest = value;
+                if fua {
+                    ledger[block].durable = value;
+                    ledger[block].since.clear();
+                }
+            }
+            result
+        };
+        if let Err(error) = result {
+            return error;
+        }
+    }
+    unreachable!("it goes on until a call fails")
+}
+
+#[test]
+fn a_flush_that_succeeded_was_one_whatever_the_server_went_through() {
+    for seed in 0..SEEDS {
+        let world = World::new(seed);
+        let ledger = Rc::new(RefCell::new(vec![Block::default(); BLOCKS as usize]));
+        let (blocks, failed) = (ledger.clone(), Rc::new(Cell::new(false)));
+        let flag = failed.clone();
+        let work = async move |device: Arc<NbdDevice>| {
+            let tasks: Vec<_> =
+                (0..8).map(|task| spawn(scribble(device.clone(), blocks.clone(), task))).collect();
+            for task in tasks {
+                assert_eq!(task.await.unwrap(), IoError::Poisoned, "seed {seed}");
+            }
+            flag.set(true);
+        };
+        world.client(ClientOptions::default(), work, async |world| {
+            crashes(world, || failed.get()).await;
+        });
+        let found = ledger.clone();
+        let check = async move |device: Arc<NbdDevice>| {
+            for (number, block) in found.take().iter().enumerate() {
+                let value = read(&device, number as u64).await.unwrap();
+                let known = value == block.durable || block.since.contains(&value);
+                assert!(known, "seed {seed}: block {number} has {value}, not {}", block.durable);
+            }
+        };
+        world.client(ClientOptions::default(), check, async |_| {});
+    }
+}
+
+#[test]
+fn unflushed_writes_of_a_lost_connection_fail_the_next_flush_and_all_after() {
+    let world = World::new(1);
+    let step = Rc::new(Cell::new(0));
+    let steps = step.clone();
+    let work = async move |device: Arc<NbdDevice>| {
+        write(&device, 0, 1, false).await.unwrap();
+        device.flush().await.unwrap();
+        write(&device, 1, 2, false).await.unwrap();
+        steps.set(1);
+        until(|| steps.get() == 2).await;
+        // The device goes on until it is asked to promise something.
+        assert_eq!(read(&device, 0).await, Ok(1));
+        assert_eq!(device.flush().await, Err(IoError::Poisoned));
+        assert_eq!(device.flush().await, Err(IoError::Poisoned));
+        assert_eq!(read(&device, 0).await, Err(IoError::Poisoned));
+        assert_eq!(write(&device, 0, 9, true).await, Err(IoError::Poisoned));
+    };
+    world.client(ClientOptions::default(), work, async |world| {
+        until(|| step.get() == 1).await;
+        world.sim.crash(world.server);
+        time::sleep(Duration::from_millis(100)).await;
+        world.restart();
+        step.set(2);
+    });
+}
+
+#[test]
+fn flushed_writes_and_durable_servers_survive_a_lost_connection() {
+    for server_is_durable in [false, true] {
+        let world = World::new(2);
+        let step = Rc::new(Cell::new(0));
+        let steps = step.clone();
+        let options = ClientOptions { server_is_durable, ..ClientOptions::default() };
+        let work = async move |device: Arc<NbdDevice>| {
+            write(&device, 0, 1, false).await.unwrap();
+            if !server_is_durable {
+                device.flush().await.unwrap();
+            }
+            write(&device, 1, 2, true).await.unwrap();
+            steps.set(1);
+            until(|| steps.get() == 2).await;
+            device.flush().await.unwrap();
+            assert_eq!(read(&device, 1).await, Ok(2));
+        };
+        world.client(options, work, async |world| {
+            until(|| step.get() == 1).await;
+            world.sim.crash(world.server);
+            world.restart();
+            step.set(2);
+        });
+    }
+}
+
+#[test]
+fn a_server_that_stays_away_is_unreachable_and_may_come_back() {
+    let world = World::new(3);
+    let step = Rc::new(Cell::new(0));
+    let steps = step.clone();
+    let options = ClientOptions::default();
+    let work = async move |device: Arc<NbdDevice>| {
+        assert_eq!(read(&device, 0).await, Ok(0));
+        steps.set(1);
+        until(|| steps.get() == 2).await;
+        let start = time::now();
+        assert_eq!(read(&device, 0).await, Err(IoError::Unreachable));
+        let waited = start.elapsed();
+        assert!(waited >= options.request_timeout, "{waited:?}");
+        assert!(waited <= options.request_timeout + Duration::from_secs(10), "{waited:?}");
+        steps.set(3);
+        until(|| steps.get() == 4).await;
+        assert_eq!(read(&device, 0).await, Ok(0));
+    };
+    world.client(options, work, async |world| {
+        until(|| step.get() == 1).await;
+        world.sim.crash(world.server);
+        step.set(2);
+        until(|| step.get() == 3).await;
+        world.restart();
+        step.set(4);
+    });
+}
+
+#[test]
+fn a_silent_network_is_noticed_and_overcome() {
+    let world = World::new(4);
+    let step = Rc::new(Cell::new(0));
+    let steps = step.clone();
+    let work = async move |device: Arc<NbdDevice>| {
+        assert_eq!(read(&device, 0).await, Ok(0));
+        steps.set(1);
+        until(|| steps.get() == 2).await;
+        assert_eq!(read(&device, 0).await, Ok(0));
+    };
+    world.client(ClientOptions::default(), work, async |world| {
+        until(|| step.get() == 1).await;
+        world.sim.partition(world.server, world.client);
+        step.set(2);
+        time::sleep(Duration::from_secs(30)).await;
+        world.sim.heal_all();
+    });
+}
+
+#[test]
+fn connections_that_break_under_load_lose_nothing_and_bring_nothing_back() {
+    for seed in 0..SEEDS {
+        let world = World::new(seed);
+        let done = Rc::new(Cell::new(false));
+        let flag = done.clone();
+        let work = async move |device: Arc<NbdDevice>| {
+            let tasks: Vec<_> = (0..BLOCKS)
+                .map(|block| {
+                    let device = device.clone();
+                    spawn(async move {
+                        for step in 1..30 {
+                            write(&device, block, step, true).await.unwrap();
+                            assert_eq!(read(&device, block).await, Ok(step), "seed {seed}");
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.unwrap();
+            }
+            flag.set(true);
+        };
+        let request_timeout = Duration::from_secs(3600);
+        let options = ClientOptions { request_timeout, ..ClientOptions::default() };
+        world.client(options, work, async |world| {
+            while !done.get() {
+                let span = world.sim.random_span(Duration::ZERO, Duration::from_millis(20));
+                time::sleep(span).await;
+                if world.sim.chance(0.1) {
+                    // Long enough for the client to give the connection up.
+                    world.sim.partition(world.server, world.client);
+                    time::sleep(Duration::from_secs(25)).await;
+                    world.sim.heal_all();
+                } else {
+                    world.sim.reset_connections(world.server, world.client);
+                }
+            }
+        });
+    }
+}
