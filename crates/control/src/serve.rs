@@ -24,6 +24,9 @@ use crate::stack::{OpenError, open_volume};
 /// How long requests in progress may take when the server is told to stop.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Most controllers of a target: their identifiers end at FFEFh (NVMe over Fabrics 1.1, Connect).
+const MAX_CONTROLLERS: u32 = 65_519;
+
 /// How long to wait for an address that is in use, and between two attempts.
 const BIND_PATIENCE: Duration = Duration::from_secs(2);
 const BIND_PAUSE: Duration = Duration::from_millis(20);
@@ -121,6 +124,7 @@ fn unservable(error: impl std::fmt::Display) -> ServeError {
 
 fn nvme_target(config: &Config, volumes: &[SharedDevice]) -> Result<Arc<Target>, ServeError> {
     let nvme = &config.server.nvme;
+    let default = TargetConfig::default();
     let target = Target::new(TargetConfig {
         in_capsule_bytes: nvme.in_capsule_bytes,
         max_io_queues: nvme.max_queues,
@@ -130,7 +134,11 @@ fn nvme_target(config: &Config, volumes: &[SharedDevice]) -> Result<Arc<Target>,
         allow_header_digest: nvme.header_digest,
         allow_data_digest: nvme.data_digest,
         slow_peer_timeout: nvme.stall_timeout,
-        ..TargetConfig::default()
+        handshake_timeout: nvme.handshake_timeout,
+        // Every controller has a connection, its admin queue.
+        max_controllers: nvme.max_connections.min(MAX_CONTROLLERS),
+        connection_payload_bytes: default.connection_payload_bytes.max(nvme.mdts_bytes as usize),
+        ..default
     })
     .map_err(unservable)?;
     let machine = machine_id();

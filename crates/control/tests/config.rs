@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use flagstone_control::config::schema::{Kind, SECTIONS};
-use flagstone_control::config::{Arguments, Backing, Config, Delay, Driver, Fault, Layer};
+use flagstone_control::config::{
+    Arguments, Backing, Config, Delay, Driver, Fault, FaultRate, Layer,
+};
 use flagstone_control::units::format_size;
 use proptest::prelude::*;
 
@@ -164,8 +166,8 @@ fn ranges_and_defaults_are_what_the_schema_says() {
             let other = match section.path {
                 "volume.NAME.stripe" => file_with(section.path, "chunk", "\"64KiB\""),
                 "volume.NAME.delay" => file_with(section.path, "read", "0"),
-                "volume.NAME.fault" => file_with(section.path, "after", "0"),
-                _ => file_with("server.nbd", "idle_timeout", "0"),
+                "volume.NAME.fault" => file_with(section.path, "seed", "0"),
+                _ => file_with("server.nbd", "max_connections", "256"),
             };
             let absent = Config::parse("f", &other).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(bare, absent, "{} = {} is the default", key.name, key.default);
@@ -176,18 +178,17 @@ fn ranges_and_defaults_are_what_the_schema_says() {
 #[test]
 fn the_order_of_keys_is_the_order_of_layers() {
     let parse = |text: &str| Config::parse("f", text).unwrap_or_else(|e| panic!("{e}"));
-    let one = parse("[volume.a]\ndelay.read = \"1ms\"\nfault.after = 7\ndevice = \"/a\"");
-    let other = parse("[volume.a]\nfault.after = 7\ndelay.read = \"1ms\"\ndevice = \"/a\"");
+    let one = parse("[volume.a]\ndelay.read = \"1ms\"\nfault.seed = 7\ndevice = \"/a\"");
+    let other = parse("[volume.a]\nfault.seed = 7\ndelay.read = \"1ms\"\ndevice = \"/a\"");
     let ms = Duration::from_millis(1);
     let zero = Duration::ZERO;
     let delay =
         Layer::Delay(Delay { read: ms, write: zero, flush: zero, discard: zero, jitter: zero });
     let fault = Layer::Fault(Fault {
-        read_error_every: None,
-        write_error_every: None,
-        flush_error_every: None,
-        discard_error_every: None,
-        after: 7,
+        read: FaultRate::Never,
+        write: FaultRate::Never,
+        flush: FaultRate::Never,
+        seed: 7,
     });
     assert_eq!(one.volumes[0].layers, [delay.clone(), fault.clone()]);
     assert_eq!(other.volumes[0].layers, [fault, delay]);
