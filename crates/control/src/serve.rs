@@ -104,6 +104,9 @@ pub async fn serve(config: Config, announce: impl FnOnce(&str)) -> Result<(), Se
     let signal = signal::terminated().await;
     tracing::info!(signal, "stopping: requests in progress end, no more are taken");
     drop(nvme);
+    for socket in bound.iter().filter_map(ListenSpec::socket_path) {
+        let _ = std::fs::remove_file(socket);
+    }
     server.end(nbd).await
 }
 
@@ -209,7 +212,11 @@ async fn listen(spec: &ListenSpec) -> Result<(Listener, ListenSpec), ServeError>
             std::io::ErrorKind::AddrInUse => {
                 "; another program serves there: choose another port, or 0 for any"
             }
-            std::io::ErrorKind::PermissionDenied => "; ports below 1024 need privileges",
+            std::io::ErrorKind::PermissionDenied => match spec {
+                ListenSpec::NbdUnix(_) => "; its directory must be one that this user may write",
+                _ => "; ports below 1024 need privileges",
+            },
+            std::io::ErrorKind::NotFound => "; the socket's directory must exist",
             std::io::ErrorKind::AddrNotAvailable => "; no interface of this machine has it",
             _ => "",
         };

@@ -87,8 +87,11 @@ fn explain(path: &Path, error: &io::Error) -> String {
         io::ErrorKind::PermissionDenied => {
             "; run as a user who may open it, such as a member of the group `disk`"
         }
-        io::ErrorKind::ResourceBusy => "; it is mounted, or another program has it",
-        io::ErrorKind::ReadOnlyFilesystem => "; it can be read: write read_only = true",
+        io::ErrorKind::ResourceBusy if !text.contains("locked") => {
+            "; it is mounted, or another program has it"
+        }
+        io::ErrorKind::IsADirectory => "; give a file in it, or a disk",
+        io::ErrorKind::ReadOnlyFilesystem => "; it can only be read here",
         _ => "",
     };
     format!("{text}{hint}")
@@ -108,14 +111,20 @@ fn connect_hint(error: &io::Error) -> &'static str {
 fn explain_nvme(error: &HostError) -> String {
     let hint = match error {
         HostError::Connect(system) => connect_hint(system),
-        HostError::Refused { status, .. }
-            if status.code() == Status::CONNECT_INVALID_PARAMETERS =>
-        {
-            "; most often there is no subsystem of this NQN: `nvme discover` lists those there are"
-        }
-        HostError::Refused { status, .. } if status.code() == Status::CONNECT_INVALID_HOST => {
-            "; the subsystem's allow_hosts has not this host's NQN (?hostnqn=NQN sets it)"
-        }
+        HostError::Refused { what: "Connect", status } => match status.code() {
+            Status::CONNECT_INVALID_PARAMETERS => {
+                return "the server refused Connect, most likely because it has no subsystem of \
+                        this NQN (Connect Invalid Parameters); `flagstone serve` prints those it \
+                        serves, `nvme discover` lists them"
+                    .to_owned();
+            }
+            Status::CONNECT_INVALID_HOST => {
+                return "the subsystem does not admit this host (Connect Invalid Host): add its NQN \
+                        to allow_hosts, or call it by one that is there (?hostnqn=NQN)"
+                    .to_owned();
+            }
+            _ => "",
+        },
         HostError::Closed | HostError::Protocol(_) => "; is it an NVMe/TCP port?",
         _ => "",
     };
@@ -126,6 +135,9 @@ fn explain_nbd(error: &ConnectError) -> String {
     let hint = match error {
         ConnectError::Connect(system) => connect_hint(system),
         ConnectError::TimedOut => "; is it an NBD port?",
+        ConnectError::Negotiation(_) if error.to_string().contains("has no export") => {
+            "; `flagstone serve` prints those it serves, `nbdinfo --list` lists them"
+        }
         _ => "",
     };
     format!("{error}{hint}")

@@ -195,6 +195,35 @@ fn the_order_of_keys_is_the_order_of_layers() {
 }
 
 #[test]
+fn faults_are_periodic_or_random() {
+    let text = "[volume.a]\nfault = { read_error_every = 9, write_errors_per_million = 50 }\n\
+                stripe = { chunk = \"1536\", devices = [\"/a\", \"/b\", \"/c\"] }\n";
+    let config = Config::parse("f", text).unwrap_or_else(|e| panic!("{e}"));
+    let fault = Fault {
+        read: FaultRate::Every(9),
+        write: FaultRate::PerMillion(50),
+        flush: FaultRate::Never,
+        seed: 0,
+    };
+    assert_eq!(config.volumes[0].layers, [Layer::Fault(fault)]);
+    let Backing::Stripe { chunk_bytes, devices } = &config.volumes[0].backing else {
+        panic!("it is a stripe");
+    };
+    assert_eq!((*chunk_bytes, devices.len()), (1536, 3));
+}
+
+#[test]
+fn in_capsule_data_is_within_a_small_mdts_unless_written() {
+    let parse = |nvme: &str| {
+        let text = format!("[server.nvme]\n{nvme}\n[volume.a]\ndevice = \"/a\"\n");
+        Config::parse("f", &text).map(|config| config.server.nvme.in_capsule_bytes)
+    };
+    assert_eq!(parse("mdts = \"8KiB\"").ok(), Some(8192));
+    assert_eq!(parse("mdts = \"32MiB\"").ok(), Some(65_536));
+    assert!(parse("mdts = \"8KiB\"\nin_capsule = \"64KiB\"").is_err());
+}
+
+#[test]
 fn every_volume_is_in_one_subsystem() {
     let config = Config::parse(
         "f",

@@ -30,9 +30,7 @@ pub(crate) struct RawServer {
     pub(crate) memory: Located<u64>,
     pub(crate) driver: Driver,
     pub(crate) spin: Duration,
-    /// `None` when absent: then `in_capsule_default`, or `mdts` if that is less.
-    pub(crate) in_capsule: Option<Located<u64>>,
-    pub(crate) in_capsule_default: u64,
+    pub(crate) in_capsule: Located<u64>,
     pub(crate) mdts: Located<u64>,
     pub(crate) nvme: Nvme,
     pub(crate) nbd: Nbd,
@@ -116,11 +114,11 @@ fn check_listen(listen: &[Located<ListenSpec>], report: &Report) {
 
 fn check_sizes(server: &RawServer, listen: &[Located<ListenSpec>], report: &Report) {
     let mdts = server.mdts.value;
-    if let Some(in_capsule) = server.in_capsule.as_ref().filter(|size| size.value > mdts) {
-        let (given, mdts) = (format_size(in_capsule.value), format_size(mdts));
-        let message = format!("`in_capsule` ({given}) is more than `mdts` ({mdts})");
+    if server.in_capsule.value > mdts {
+        let (in_capsule, mdts) = (format_size(server.in_capsule.value), format_size(mdts));
+        let message = format!("`in_capsule` ({in_capsule}) is more than `mdts` ({mdts})");
         let help = format!("write at most {mdts}, or a larger `mdts`");
-        report.error(&in_capsule.place, message, help);
+        report.error(&server.in_capsule.place, message, help);
     }
     let serves_nvme = listen.iter().any(|one| matches!(one.value, ListenSpec::NvmeTcp(_)));
     let serves_nbd = listen.iter().any(|one| !matches!(one.value, ListenSpec::NvmeTcp(_)));
@@ -345,16 +343,15 @@ impl<'a> Once<'a> {
 }
 
 fn finish_server(raw: RawServer, listen: Vec<Located<ListenSpec>>) -> Server {
-    let mdts = raw.mdts.value;
-    let in_capsule = raw.in_capsule.map_or(raw.in_capsule_default.min(mdts), |size| size.value);
+    // The ranges of the schema keep both below 2^32.
+    let (in_capsule, mdts) = (raw.in_capsule.value as u32, raw.mdts.value as u32);
     Server {
         listen: listen.into_iter().map(|one| one.value).collect(),
         cores: raw.cores,
         memory_bytes: raw.memory.value,
         driver: raw.driver,
         spin: raw.spin,
-        // The ranges of the schema keep both below 2^32.
-        nvme: Nvme { in_capsule_bytes: in_capsule as u32, mdts_bytes: mdts as u32, ..raw.nvme },
+        nvme: Nvme { in_capsule_bytes: in_capsule, mdts_bytes: mdts, ..raw.nvme },
         nbd: raw.nbd,
     }
 }

@@ -94,15 +94,19 @@ fn read_server(reader: &Reader<'_>) -> RawServer {
         let help = "write at least one address, such as \"nvme-tcp://0.0.0.0:4420\"";
         report.error(&empty.place, "nothing to listen on", help);
     }
+    let mdts = nvme.size_or_default("mdts");
+    let mut in_capsule = nvme.size_or_default("in_capsule");
+    if !nvme.has("in_capsule") {
+        in_capsule.value = in_capsule.value.min(mdts.value);
+    }
     RawServer {
         listen: listen.map(|list| list.entries),
         cores: reader.count("cores").map(|n| n.value as u32),
         memory: reader.size_or_default("memory"),
         driver: driver(&reader.choice("driver")),
         spin: reader.time_or_default("spin"),
-        in_capsule: nvme.size("in_capsule"),
-        in_capsule_default: nvme.size_or_default("in_capsule").value,
-        mdts: nvme.size_or_default("mdts"),
+        in_capsule,
+        mdts,
         nvme: read_nvme(&nvme),
         nbd: read_nbd(&nbd),
     }
