@@ -170,7 +170,7 @@ pub struct LoadArgs {
     /// Order and kind of the requests
     #[arg(long, value_enum, value_name = "PATTERN")]
     pub rw: Pattern,
-    /// Bytes of one request: a multiple of 512 up to 8MiB; as in fio, 4k is 4,096
+    /// Bytes of one request: a multiple of 512 up to 32MiB; as in fio, 4k is 4,096
     #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = request_bytes)]
     pub bs: u32,
     /// Requests in progress on each thread
@@ -203,7 +203,7 @@ pub struct LoadArgs {
     /// Write nothing: check the device against --verify-state after a crash of one side
     #[arg(long, value_enum, value_name = "SIDE", requires = "verify_state")]
     pub after_crash: Option<AfterCrash>,
-    /// Not counted at the beginning
+    /// Runs before the counting and --time begin; not with --verify
     #[arg(long, value_name = "DURATION", value_parser = run_time)]
     pub ramp: Option<Duration>,
     /// Force unit access: every write is durable when it completes
@@ -212,7 +212,7 @@ pub struct LoadArgs {
     /// A flush after each N writes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub flush_every: Option<u32>,
-    /// Failed requests to suffer before giving up
+    /// Failed requests to bear; one more ends the load
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub errors_max: u64,
     /// How I/O reaches the kernel
@@ -221,7 +221,7 @@ pub struct LoadArgs {
     /// Seed of the places and the pattern; the same seed makes the same requests
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// Connections or I/O queues to a remote device; one a thread if not given
+    /// I/O queues of each thread, for nvme-tcp: devices alone; 1 if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=128))]
     pub queues: Option<u16>,
     /// Most requests a second, of all threads together; no limit if not given
@@ -235,9 +235,8 @@ pub struct LoadArgs {
 /// How long a load runs when neither `--time` nor `--ios` is given.
 pub const DEFAULT_LOAD_TIME: Duration = Duration::from_secs(10);
 
-/// Largest request of a load, in bytes: the largest that a server here can be configured to take
-/// over NVMe/TCP.
-pub const MAX_REQUEST_BYTES: u64 = 8 << 20;
+/// Largest request of a load, in bytes: the largest that any device here takes.
+pub const MAX_REQUEST_BYTES: u64 = 32 << 20;
 
 impl LoadArgs {
     /// When to stop by the clock; `None` to stop by `--ios` alone.
@@ -323,8 +322,8 @@ mod tests {
             ("null:1TiB --rw random", "randread"),
             ("null:1TiB --rw read --bs 4x", "unknown unit"),
             ("null:1TiB --rw read --bs 1000", "multiple of 512"),
-            ("null:1TiB --rw read --bs 0", "from 512 to 8MiB"),
-            ("null:1TiB --rw read --bs 16m", "from 512 to 8MiB"),
+            ("null:1TiB --rw read --bs 0", "from 512 to 32MiB"),
+            ("null:1TiB --rw read --bs 33m", "from 512 to 32MiB"),
             ("null:1TiB --rw read --depth 0", "1..=8192"),
             ("null:1TiB --rw read --time 0", "longer than 0"),
             ("null:1TiB --rw read --time 10", "needs a unit"),

@@ -3,9 +3,10 @@
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
+use flagstone_control::device_spec::DeviceSpec;
 use flagstone_control::stack::{OpenOptions, open_device};
 use flagstone_load::job::{BlockSize, Crash, Verify};
-use flagstone_load::{Job, Outcome, Pattern as JobPattern, Progress, Results, Stop};
+use flagstone_load::{Job, Outcome, Pattern as JobPattern, Progress, Results, RunError, Stop};
 use flagstone_runtime::{Config as RuntimeConfig, DriverChoice, run as run_cores, signal, spawn};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -19,6 +20,9 @@ const QUEUE_DEPTH_MAX: u16 = 1023;
 
 /// Runs the command.
 pub fn run(args: &LoadArgs) -> Exit {
+    if args.queues.is_some() && !matches!(args.target, DeviceSpec::NvmeTcp(_)) {
+        return fail("--queues is for nvme-tcp:// devices alone: leave it out", Exit::Usage);
+    }
     if let Err(error) = logging::init(LogFormat::Text) {
         return fail(&error, Exit::Usage);
     }
@@ -70,8 +74,8 @@ async fn measure(args: &LoadArgs) -> Result<Results, Problem> {
     let failed = |text: String| Problem { text, exit: Exit::Failed };
     signal::catch_termination().map_err(|error| failed(error.to_string()))?;
     let options = OpenOptions {
-        read_only: !args.rw.writes() && !args.verify,
-        block_bytes: None,
+        read_only: !args.rw.writes() || args.after_crash.is_some(),
+        block_bytes: block_bytes(args),
         queues: args.queues,
         queue_depth: Some(args.depth.clamp(1, QUEUE_DEPTH_MAX)),
     };
@@ -88,7 +92,16 @@ async fn measure(args: &LoadArgs) -> Result<Results, Problem> {
     let job = job(args);
     let results = flagstone_load::run(device, &job, &stop, |progress| bar.show(progress)).await;
     bar.clear();
-    results.map_err(|error| Problem { text: error.to_string(), exit: Exit::Usage })
+    results.map_err(|error| {
+        let exit = if matches!(error, RunError::Job(_)) { Exit::Usage } else { Exit::Failed };
+        Problem { text: error.to_string(), exit }
+    })
+}
+
+/// Blocks of 512 bytes where the load needs them, the device's own where it does not.
+fn block_bytes(args: &LoadArgs) -> Option<u32> {
+    let sizes = [args.bs.into(), args.offset, args.size.unwrap_or(0)];
+    (!sizes.iter().all(|size: &u64| size.is_multiple_of(4096))).then_some(512)
 }
 
 fn job(args: &LoadArgs) -> Job {

@@ -21,14 +21,14 @@ pub fn run(args: &ServeArgs) -> Exit {
         }
     };
     if let Err(error) = logging::init(args.log) {
-        complain(&format!("flagstone: {error}\n"));
+        complain(&format!("flagstone: error: {error}\n"));
         return Exit::Usage;
     }
     let started = run_cores(&runtime_config(&config), || serve(config, announce));
     match flatten(started) {
         Ok(()) => Exit::Success,
         Err(problem) => {
-            complain(&format!("flagstone: {problem}\n"));
+            complain(&format!("flagstone: error: {problem}\n"));
             Exit::Failed
         }
     }

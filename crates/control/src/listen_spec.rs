@@ -66,6 +66,14 @@ impl ListenSpec {
         }
     }
 
+    /// The path of the Unix socket, if it is one.
+    pub fn socket_path(&self) -> Option<&Path> {
+        match self {
+            ListenSpec::NbdUnix(path) => Some(path),
+            _ => None,
+        }
+    }
+
     /// Whether both cannot be served at once: the same port of the same address (or of all
     /// addresses of that family), or the same socket. Port 0 never collides.
     pub fn collides_with(&self, other: &ListenSpec) -> bool {

@@ -24,6 +24,9 @@ use crate::stack::{OpenError, open_volume};
 /// How long requests in progress may take when the server is told to stop.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Most controllers of a target: their identifiers end at FFEFh (NVMe over Fabrics 1.1, Connect).
+const MAX_CONTROLLERS: u32 = 65_519;
+
 /// How long to wait for an address that is in use, and between two attempts.
 const BIND_PATIENCE: Duration = Duration::from_secs(2);
 const BIND_PAUSE: Duration = Duration::from_millis(20);
@@ -101,6 +104,9 @@ pub async fn serve(config: Config, announce: impl FnOnce(&str)) -> Result<(), Se
     let signal = signal::terminated().await;
     tracing::info!(signal, "stopping: requests in progress end, no more are taken");
     drop(nvme);
+    for socket in bound.iter().filter_map(ListenSpec::socket_path) {
+        let _ = std::fs::remove_file(socket);
+    }
     server.end(nbd).await
 }
 
@@ -121,6 +127,7 @@ fn unservable(error: impl std::fmt::Display) -> ServeError {
 
 fn nvme_target(config: &Config, volumes: &[SharedDevice]) -> Result<Arc<Target>, ServeError> {
     let nvme = &config.server.nvme;
+    let default = TargetConfig::default();
     let target = Target::new(TargetConfig {
         in_capsule_bytes: nvme.in_capsule_bytes,
         max_io_queues: nvme.max_queues,
@@ -130,7 +137,11 @@ fn nvme_target(config: &Config, volumes: &[SharedDevice]) -> Result<Arc<Target>,
         allow_header_digest: nvme.header_digest,
         allow_data_digest: nvme.data_digest,
         slow_peer_timeout: nvme.stall_timeout,
-        ..TargetConfig::default()
+        handshake_timeout: nvme.handshake_timeout,
+        // Every controller has a connection, its admin queue.
+        max_controllers: nvme.max_connections.min(MAX_CONTROLLERS),
+        connection_payload_bytes: default.connection_payload_bytes.max(nvme.mdts_bytes as usize),
+        ..default
     })
     .map_err(unservable)?;
     let machine = machine_id();
@@ -201,7 +212,11 @@ async fn listen(spec: &ListenSpec) -> Result<(Listener, ListenSpec), ServeError>
             std::io::ErrorKind::AddrInUse => {
                 "; another program serves there: choose another port, or 0 for any"
             }
-            std::io::ErrorKind::PermissionDenied => "; ports below 1024 need privileges",
+            std::io::ErrorKind::PermissionDenied => match spec {
+                ListenSpec::NbdUnix(_) => "; its directory must be one that this user may write",
+                _ => "; ports below 1024 need privileges",
+            },
+            std::io::ErrorKind::NotFound => "; the socket's directory must exist",
             std::io::ErrorKind::AddrNotAvailable => "; no interface of this machine has it",
             _ => "",
         };

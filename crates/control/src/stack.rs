@@ -2,19 +2,20 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use flagstone_blockdev::{
     Delay, DelayConfig, Fault, FaultConfig, FaultRate, FileDevice, FileOptions, Latency,
     MemoryDevice, NullDevice, SharedDevice, Stripe,
 };
-use flagstone_nbd::{ClientOptions, NbdDevice};
-use flagstone_nvme::Nqn;
+use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice};
 use flagstone_nvme::pdu::Digests;
-use flagstone_nvmf::host::{HostOptions, RemoteDevice};
+use flagstone_nvme::{Nqn, Status};
+use flagstone_nvmf::host::{HostError, HostOptions, RemoteDevice};
 use flagstone_runtime::net::{self, Address};
 
-use crate::config::{Backing, Layer, Volume};
+use crate::config::{self, Backing, Layer, Volume};
 use crate::device_spec::{DeviceSpec, Host, HostPort, NbdAddress, NbdSpec, NvmeTcpSpec};
 
 /// Block size of devices that have none of their own, in bytes.
@@ -60,7 +61,7 @@ pub async fn open_device(
                 block_bytes: options.block_bytes,
                 ..FileOptions::default()
             };
-            FileDevice::open(path, &wanted).map_err(|error| failed(explain(&error)))?
+            FileDevice::open(path, &wanted).map_err(|error| failed(explain(path, &error)))?
         }
         DeviceSpec::Memory { size_bytes } => Arc::new(
             MemoryDevice::new(*size_bytes, block).map_err(|error| failed(error.to_string()))?,
@@ -73,8 +74,12 @@ pub async fn open_device(
     })
 }
 
-/// The system's words, and what to do about the usual ones.
-fn explain(error: &io::Error) -> String {
+/// The system's words without the path, which [`OpenError`] names, and what to do about the usual
+/// ones.
+fn explain(path: &Path, error: &io::Error) -> String {
+    let text = error.to_string();
+    let named = format!("cannot open {}: ", path.display());
+    let text = text.strip_prefix(&named).unwrap_or(&text);
     let hint = match error.kind() {
         io::ErrorKind::NotFound => {
             "; make a file first (truncate -s 10G FILE), or look for the disk with lsblk"
@@ -82,7 +87,57 @@ fn explain(error: &io::Error) -> String {
         io::ErrorKind::PermissionDenied => {
             "; run as a user who may open it, such as a member of the group `disk`"
         }
-        io::ErrorKind::ResourceBusy => "; it is mounted, or another program has it",
+        io::ErrorKind::ResourceBusy if !text.contains("locked") => {
+            "; it is mounted, or another program has it"
+        }
+        io::ErrorKind::IsADirectory => "; give a file in it, or a disk",
+        io::ErrorKind::ReadOnlyFilesystem => "; it can only be read here",
+        _ => "",
+    };
+    format!("{text}{hint}")
+}
+
+/// What to do about the usual reasons for which there is no connection.
+fn connect_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            "; nothing listens there: is the server running, and is this its port?"
+        }
+        io::ErrorKind::NotFound => "; no server has made this socket",
+        _ => "",
+    }
+}
+
+fn explain_nvme(error: &HostError) -> String {
+    let hint = match error {
+        HostError::Connect(system) => connect_hint(system),
+        HostError::Refused { what: "Connect", status } => match status.code() {
+            Status::CONNECT_INVALID_PARAMETERS => {
+                return "the server refused Connect, most likely because it has no subsystem of \
+                        this NQN (Connect Invalid Parameters); `flagstone serve` prints those it \
+                        serves, `nvme discover` lists them"
+                    .to_owned();
+            }
+            Status::CONNECT_INVALID_HOST => {
+                return "the subsystem does not admit this host (Connect Invalid Host): add its NQN \
+                        to allow_hosts, or call it by one that is there (?hostnqn=NQN)"
+                    .to_owned();
+            }
+            _ => "",
+        },
+        HostError::Closed | HostError::Protocol(_) => "; is it an NVMe/TCP port?",
+        _ => "",
+    };
+    format!("{error}{hint}")
+}
+
+fn explain_nbd(error: &ConnectError) -> String {
+    let hint = match error {
+        ConnectError::Connect(system) => connect_hint(system),
+        ConnectError::TimedOut => "; is it an NBD port?",
+        ConnectError::Negotiation(_) if error.to_string().contains("has no export") => {
+            "; `flagstone serve` prints those it serves, `nbdinfo --list` lists them"
+        }
         _ => "",
     };
     format!("{error}{hint}")
@@ -111,7 +166,7 @@ async fn open_nvme(spec: &NvmeTcpSpec, options: &OpenOptions) -> Result<SharedDe
     };
     let subsystem = nqn(&spec.subsystem_nqn)?;
     let device = RemoteDevice::connect(resolve(&spec.address)?, &subsystem, host).await;
-    Ok(device.map_err(|error| error.to_string())?)
+    Ok(device.map_err(|error| explain_nvme(&error))?)
 }
 
 async fn open_nbd(spec: &NbdSpec) -> Result<SharedDevice, String> {
@@ -120,7 +175,7 @@ async fn open_nbd(spec: &NbdSpec) -> Result<SharedDevice, String> {
         NbdAddress::Unix(path) => Address::Unix(path.clone()),
     };
     let device = NbdDevice::connect(address, &spec.export, ClientOptions::default()).await;
-    Ok(device.map_err(|error| error.to_string())?)
+    Ok(device.map_err(|error| explain_nbd(&error))?)
 }
 
 /// Opens a volume: its devices, then its layers over them, the last first.
@@ -133,12 +188,13 @@ pub async fn open_volume(volume: &Volume) -> Result<SharedDevice, OpenError> {
         block_bytes: volume.block_size_bytes,
         ..OpenOptions::default()
     };
+    let within = |error: OpenError| about(volume, error.to_string());
     let mut device = match &volume.backing {
-        Backing::Device(spec) => open_device(spec, &options).await?,
+        Backing::Device(spec) => open_device(spec, &options).await.map_err(within)?,
         Backing::Stripe { chunk_bytes, devices } => {
             let mut children = Vec::with_capacity(devices.len());
             for spec in devices {
-                children.push(open_device(spec, &options).await?);
+                children.push(open_device(spec, &options).await.map_err(within)?);
             }
             let stripe = Stripe::new(children, *chunk_bytes);
             Arc::new(stripe.map_err(|error| about(volume, error.to_string()))?)
@@ -182,11 +238,15 @@ fn delay_config(delay: &crate::config::Delay) -> DelayConfig {
 }
 
 fn fault_config(fault: &crate::config::Fault) -> FaultConfig {
-    let rate = |every: Option<u64>| every.map_or(FaultRate::Never, FaultRate::Every);
+    let rate = |rate| match rate {
+        config::FaultRate::Never => FaultRate::Never,
+        config::FaultRate::Every(period) => FaultRate::Every(period),
+        config::FaultRate::PerMillion(rate) => FaultRate::PerMillion(rate),
+    };
     FaultConfig {
-        read: rate(fault.read_error_every),
-        write: rate(fault.write_error_every),
-        flush: rate(fault.flush_error_every),
-        ..FaultConfig::default()
+        seed: fault.seed,
+        read: rate(fault.read),
+        write: rate(fault.write),
+        flush: rate(fault.flush),
     }
 }

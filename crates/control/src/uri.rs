@@ -69,7 +69,7 @@ pub enum AuthorityError {
     #[error("the host is neither an IP address nor a host name (letters, digits, `-`, `_`, `.`)")]
     BadHost,
     /// A port that is no number from 0 to 65535.
-    #[error("the port is a number from 1 to 65535, such as {0}")]
+    #[error("the port is a number up to 65535, such as {0}")]
     BadPort(u16),
 }
 

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use flagstone_control::config::schema::{Kind, SECTIONS};
-use flagstone_control::config::{Arguments, Backing, Config, Delay, Driver, Fault, Layer};
+use flagstone_control::config::{
+    Arguments, Backing, Config, Delay, Driver, Fault, FaultRate, Layer,
+};
 use flagstone_control::units::format_size;
 use proptest::prelude::*;
 
@@ -164,8 +166,8 @@ fn ranges_and_defaults_are_what_the_schema_says() {
             let other = match section.path {
                 "volume.NAME.stripe" => file_with(section.path, "chunk", "\"64KiB\""),
                 "volume.NAME.delay" => file_with(section.path, "read", "0"),
-                "volume.NAME.fault" => file_with(section.path, "after", "0"),
-                _ => file_with("server.nbd", "idle_timeout", "0"),
+                "volume.NAME.fault" => file_with(section.path, "seed", "0"),
+                _ => file_with("server.nbd", "max_connections", "256"),
             };
             let absent = Config::parse("f", &other).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(bare, absent, "{} = {} is the default", key.name, key.default);
@@ -176,21 +178,49 @@ fn ranges_and_defaults_are_what_the_schema_says() {
 #[test]
 fn the_order_of_keys_is_the_order_of_layers() {
     let parse = |text: &str| Config::parse("f", text).unwrap_or_else(|e| panic!("{e}"));
-    let one = parse("[volume.a]\ndelay.read = \"1ms\"\nfault.after = 7\ndevice = \"/a\"");
-    let other = parse("[volume.a]\nfault.after = 7\ndelay.read = \"1ms\"\ndevice = \"/a\"");
+    let one = parse("[volume.a]\ndelay.read = \"1ms\"\nfault.seed = 7\ndevice = \"/a\"");
+    let other = parse("[volume.a]\nfault.seed = 7\ndelay.read = \"1ms\"\ndevice = \"/a\"");
     let ms = Duration::from_millis(1);
     let zero = Duration::ZERO;
     let delay =
         Layer::Delay(Delay { read: ms, write: zero, flush: zero, discard: zero, jitter: zero });
     let fault = Layer::Fault(Fault {
-        read_error_every: None,
-        write_error_every: None,
-        flush_error_every: None,
-        discard_error_every: None,
-        after: 7,
+        read: FaultRate::Never,
+        write: FaultRate::Never,
+        flush: FaultRate::Never,
+        seed: 7,
     });
     assert_eq!(one.volumes[0].layers, [delay.clone(), fault.clone()]);
     assert_eq!(other.volumes[0].layers, [fault, delay]);
+}
+
+#[test]
+fn faults_are_periodic_or_random() {
+    let text = "[volume.a]\nfault = { read_error_every = 9, write_errors_per_million = 50 }\n\
+                stripe = { chunk = \"1536\", devices = [\"/a\", \"/b\", \"/c\"] }\n";
+    let config = Config::parse("f", text).unwrap_or_else(|e| panic!("{e}"));
+    let fault = Fault {
+        read: FaultRate::Every(9),
+        write: FaultRate::PerMillion(50),
+        flush: FaultRate::Never,
+        seed: 0,
+    };
+    assert_eq!(config.volumes[0].layers, [Layer::Fault(fault)]);
+    let Backing::Stripe { chunk_bytes, devices } = &config.volumes[0].backing else {
+        panic!("it is a stripe");
+    };
+    assert_eq!((*chunk_bytes, devices.len()), (1536, 3));
+}
+
+#[test]
+fn in_capsule_data_is_within_a_small_mdts_unless_written() {
+    let parse = |nvme: &str| {
+        let text = format!("[server.nvme]\n{nvme}\n[volume.a]\ndevice = \"/a\"\n");
+        Config::parse("f", &text).map(|config| config.server.nvme.in_capsule_bytes)
+    };
+    assert_eq!(parse("mdts = \"8KiB\"").ok(), Some(8192));
+    assert_eq!(parse("mdts = \"32MiB\"").ok(), Some(65_536));
+    assert!(parse("mdts = \"8KiB\"\nin_capsule = \"64KiB\"").is_err());
 }
 
 #[test]

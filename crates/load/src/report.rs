@@ -28,8 +28,10 @@ fn headline(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
     if let Some(percent) = results.job.read_percent {
         write!(f, ", {percent} % reads")?;
     }
-    let plural = if *cores == 1 { "" } else { "s" };
-    write!(f, ", depth {depth}, {cores} core{plural}, seed {seed}")?;
+    match cores {
+        1 => write!(f, ", depth {depth}, 1 core, seed {seed}")?,
+        _ => write!(f, ", depth {depth} over {cores} cores, seed {seed}")?,
+    }
     writeln!(f, ": {} after {:.2} s", results.outcome.describe(), results.elapsed_s)?;
     writeln!(
         f,

@@ -35,7 +35,7 @@ pub(crate) const HEADER_BYTES_MAX: usize = flagstone_nvme::limits::TERM_REQ_MAX_
 /// CPDA: data in PDUs to us may start at any multiple of 4 bytes.
 pub(crate) const CONTROLLER_DATA_ALIGNMENT: u8 = 0;
 
-/// How long a connection may take to become a queue.
+/// How long a connection may take to become a queue, unless configured otherwise.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a peer that was sent a TermReq may take to close.

@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use flagstone_nbd::limits::MAX_REQUEST_BYTES;
+
 use super::diagnostic::{Located, Place, Report};
 use super::model::{Backing, Config, Driver, Layer, Nbd, Nvme, Server, Subsystem, Volume};
 use super::reader::suggestion;
@@ -30,7 +32,6 @@ pub(crate) struct RawServer {
     pub(crate) spin: Duration,
     pub(crate) in_capsule: Located<u64>,
     pub(crate) mdts: Located<u64>,
-    pub(crate) max_request: Located<u64>,
     pub(crate) nvme: Nvme,
     pub(crate) nbd: Nbd,
 }
@@ -112,26 +113,27 @@ fn check_listen(listen: &[Located<ListenSpec>], report: &Report) {
 }
 
 fn check_sizes(server: &RawServer, listen: &[Located<ListenSpec>], report: &Report) {
-    if server.in_capsule.value > server.mdts.value {
-        let (in_capsule, mdts) =
-            (format_size(server.in_capsule.value), format_size(server.mdts.value));
+    let mdts = server.mdts.value;
+    if server.in_capsule.value > mdts {
+        let (in_capsule, mdts) = (format_size(server.in_capsule.value), format_size(mdts));
         let message = format!("`in_capsule` ({in_capsule}) is more than `mdts` ({mdts})");
         let help = format!("write at most {mdts}, or a larger `mdts`");
         report.error(&server.in_capsule.place, message, help);
     }
     let serves_nvme = listen.iter().any(|one| matches!(one.value, ListenSpec::NvmeTcp(_)));
     let serves_nbd = listen.iter().any(|one| !matches!(one.value, ListenSpec::NvmeTcp(_)));
-    for (served, key, largest) in [
-        (serves_nvme, "server.nvme.mdts", server.mdts.value),
-        (serves_nbd, "server.nbd.max_request", server.max_request.value),
+    let nbd = u64::from(MAX_REQUEST_BYTES);
+    for (served, protocol, largest, instead) in [
+        (serves_nvme, "NVMe/TCP", mdts, "a smaller `mdts`"),
+        (serves_nbd, "NBD", nbd, "listen on no NBD address"),
     ] {
         if served && server.memory.value < 2 * largest {
             let (memory, needed) = (format_size(server.memory.value), format_size(2 * largest));
             let message = format!(
-                "`memory` ({memory}) is less than two requests of `{key}` ({})",
+                "`memory` ({memory}) is less than two of the largest {protocol} requests ({} each)",
                 format_size(largest)
             );
-            let help = format!("write memory = \"{needed}\" or more, or a smaller `{key}`");
+            let help = format!("write memory = \"{needed}\" or more, or {instead}");
             report.error(&server.memory.place, message, help);
         }
     }
@@ -142,8 +144,9 @@ fn check_blocks(volume: &RawVolume, report: &Report) {
     let (Some(backing), Some(block_size)) = (&volume.backing, &volume.block_size) else { return };
     let block = block_size.value;
     if let Some(chunk) = backing.chunk.as_ref().filter(|chunk| !chunk.value.is_multiple_of(block)) {
-        let message = format!("`chunk` ({}) is less than a block", format_size(chunk.value));
-        let help = format!("write a power of two from {}", format_size(block));
+        let given = format_size(chunk.value);
+        let message = format!("`chunk` ({given}) is no multiple of `block_size`");
+        let help = format!("write a multiple of {}, or block_size = 512", format_size(block));
         report.error_with(
             &chunk.place,
             message,
@@ -340,7 +343,7 @@ impl<'a> Once<'a> {
 }
 
 fn finish_server(raw: RawServer, listen: Vec<Located<ListenSpec>>) -> Server {
-    // The ranges of the schema keep all three below 2^32.
+    // The ranges of the schema keep both below 2^32.
     let (in_capsule, mdts) = (raw.in_capsule.value as u32, raw.mdts.value as u32);
     Server {
         listen: listen.into_iter().map(|one| one.value).collect(),
@@ -349,7 +352,7 @@ fn finish_server(raw: RawServer, listen: Vec<Located<ListenSpec>>) -> Server {
         driver: raw.driver,
         spin: raw.spin,
         nvme: Nvme { in_capsule_bytes: in_capsule, mdts_bytes: mdts, ..raw.nvme },
-        nbd: Nbd { max_request_bytes: raw.max_request.value as u32, ..raw.nbd },
+        nbd: raw.nbd,
     }
 }
 

@@ -21,7 +21,7 @@ use std::path::Path;
 pub use arguments::Arguments;
 pub use diagnostic::{Diagnostic, Diagnostics, Location};
 pub use model::{
-    Backing, Config, Delay, Driver, Fault, Layer, Nbd, Nvme, Server, Subsystem, Volume,
+    Backing, Config, Delay, Driver, Fault, FaultRate, Layer, Nbd, Nvme, Server, Subsystem, Volume,
 };
 
 use crate::limits::MAX_FILE_BYTES;

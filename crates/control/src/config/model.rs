@@ -58,9 +58,9 @@ pub struct Nvme {
     pub in_capsule_bytes: u32,
     /// I/O queues of one controller, 1 to 128.
     pub max_queues: u16,
-    /// Entries of one I/O queue, 2 to 1,024.
+    /// Entries of one I/O queue, 32 to 1,024.
     pub queue_depth: u16,
-    /// Largest transfer of one command, in bytes: a power of two.
+    /// Largest transfer of one command, in bytes: a power of two from 8 KiB to 32 MiB.
     pub mdts_bytes: u32,
     /// Connections of all hosts together.
     pub max_connections: u32,
@@ -68,8 +68,6 @@ pub struct Nvme {
     pub header_digest: bool,
     /// Whether data digests are given to hosts that ask.
     pub data_digest: bool,
-    /// Keep alive timeout of hosts that ask for none; zero: never.
-    pub keep_alive: Duration,
     /// From accept to a completed Connect.
     pub handshake_timeout: Duration,
     /// Longest standstill in the middle of a PDU, in either direction.
@@ -81,16 +79,10 @@ pub struct Nvme {
 pub struct Nbd {
     /// Connections of all clients together.
     pub max_connections: u32,
-    /// Requests of one connection in progress, 1 to 1,024.
-    pub queue_depth: u16,
-    /// Largest read or write, in bytes: a power of two.
-    pub max_request_bytes: u32,
     /// From accept to the end of negotiation.
     pub handshake_timeout: Duration,
     /// Longest standstill in the middle of a request or reply.
     pub stall_timeout: Duration,
-    /// Longest time without a request; zero: no limit.
-    pub idle_timeout: Duration,
 }
 
 /// `[volume.NAME]`
@@ -136,19 +128,29 @@ pub struct Delay {
     pub jitter: Duration,
 }
 
-/// `fault = { … }`: every so many requests of a kind, one fails; `None`: none does.
+/// `fault = { … }`: how often requests of a kind fail. Discards fail only after a failed flush, as
+/// every change does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// Of reads.
-    pub read_error_every: Option<u64>,
-    /// Of writes.
-    pub write_error_every: Option<u64>,
+    pub read: FaultRate,
+    /// Of writes and writes of zeroes.
+    pub write: FaultRate,
     /// Of flushes.
-    pub flush_error_every: Option<u64>,
-    /// Of discards and writes of zeroes.
-    pub discard_error_every: Option<u64>,
-    /// Requests of any kind that pass before the counting begins.
-    pub after: u64,
+    pub flush: FaultRate,
+    /// Determines the random ones.
+    pub seed: u64,
+}
+
+/// How often requests of one kind fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FaultRate {
+    /// None does.
+    Never,
+    /// Every so many, one does.
+    Every(u64),
+    /// So many of a million, at random.
+    PerMillion(u32),
 }
 
 /// What stores a volume's data.
@@ -158,7 +160,7 @@ pub enum Backing {
     Device(DeviceSpec),
     /// Several as one.
     Stripe {
-        /// Bytes on one device before the next one's turn: a power of two.
+        /// Bytes on one device before the next one's turn: a multiple of 512.
         chunk_bytes: u64,
         /// 2 to 64 devices.
         devices: Vec<DeviceSpec>,

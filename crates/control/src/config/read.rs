@@ -5,7 +5,7 @@ use toml_edit::Item;
 
 use super::check::{RawBacking, RawConfig, RawServer, RawSubsystem, RawVolume};
 use super::diagnostic::{Located, Place, Report};
-use super::model::{Delay, Driver, Fault, Layer, Nbd, Nvme};
+use super::model::{Delay, Driver, Fault, FaultRate, Layer, Nbd, Nvme};
 use super::reader::{Reader, bare, place_of, suggestion};
 use super::schema::{self, Section};
 use crate::device_spec::DeviceSpec;
@@ -94,15 +94,19 @@ fn read_server(reader: &Reader<'_>) -> RawServer {
         let help = "write at least one address, such as \"nvme-tcp://0.0.0.0:4420\"";
         report.error(&empty.place, "nothing to listen on", help);
     }
+    let mdts = nvme.size_or_default("mdts");
+    let mut in_capsule = nvme.size_or_default("in_capsule");
+    if !nvme.has("in_capsule") {
+        in_capsule.value = in_capsule.value.min(mdts.value);
+    }
     RawServer {
         listen: listen.map(|list| list.entries),
         cores: reader.count("cores").map(|n| n.value as u32),
         memory: reader.size_or_default("memory"),
         driver: driver(&reader.choice("driver")),
         spin: reader.time_or_default("spin"),
-        in_capsule: nvme.size_or_default("in_capsule"),
-        mdts: nvme.size_or_default("mdts"),
-        max_request: nbd.size_or_default("max_request"),
+        in_capsule,
+        mdts,
         nvme: read_nvme(&nvme),
         nbd: read_nbd(&nbd),
     }
@@ -130,7 +134,6 @@ fn read_nvme(reader: &Reader<'_>) -> Nvme {
         max_connections: reader.count_or_default("max_connections") as u32,
         header_digest: reader.flag("header_digest"),
         data_digest: reader.flag("data_digest"),
-        keep_alive: reader.time_or_default("keep_alive"),
         handshake_timeout: reader.time_or_default("handshake_timeout"),
         stall_timeout: reader.time_or_default("stall_timeout"),
     }
@@ -146,11 +149,8 @@ fn parse_nqn_prefix(text: &str) -> Result<String, NameError> {
 fn read_nbd(reader: &Reader<'_>) -> Nbd {
     Nbd {
         max_connections: reader.count_or_default("max_connections") as u32,
-        queue_depth: reader.count_or_default("queue_depth") as u16,
-        max_request_bytes: 0,
         handshake_timeout: reader.time_or_default("handshake_timeout"),
         stall_timeout: reader.time_or_default("stall_timeout"),
-        idle_timeout: reader.time_or_default("idle_timeout"),
     }
 }
 
@@ -225,14 +225,27 @@ fn read_layer(key: &str, reader: &Reader<'_>) -> Layer {
             jitter: reader.time_or_default("jitter"),
         });
     }
-    let every = |name| reader.count(name).map(|n| n.value);
     Layer::Fault(Fault {
-        read_error_every: every("read_error_every"),
-        write_error_every: every("write_error_every"),
-        flush_error_every: every("flush_error_every"),
-        discard_error_every: every("discard_error_every"),
-        after: reader.count_or_default("after"),
+        read: read_rate(reader, "read_error_every", "read_errors_per_million"),
+        write: read_rate(reader, "write_error_every", "write_errors_per_million"),
+        flush: read_rate(reader, "flush_error_every", "flush_errors_per_million"),
+        seed: reader.count_or_default("seed"),
     })
+}
+
+fn read_rate(reader: &Reader<'_>, every: &str, per_million: &str) -> FaultRate {
+    if reader.has(every) && reader.has(per_million) {
+        let message = format!("both `{every}` and `{per_million}`");
+        let related = ("the other is given at", &reader.key_place(every));
+        let help = "keep one of them";
+        reader.report().error_with(&reader.key_place(per_million), message, help, related);
+    }
+    match (reader.count(every), reader.count(per_million)) {
+        (Some(every), _) => FaultRate::Every(every.value),
+        // The range of the schema keeps it to a million.
+        (None, Some(rate)) => FaultRate::PerMillion(rate.value as u32),
+        (None, None) => FaultRate::Never,
+    }
 }
 
 fn read_backing(reader: &Reader<'_>, title: &str) -> Option<RawBacking> {

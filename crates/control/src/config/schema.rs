@@ -85,6 +85,7 @@ const GIB: u64 = 1 << 30;
 const MINUTE_MS: u64 = 60_000;
 const DAY_MS: u64 = 24 * 60 * MINUTE_MS;
 const EVERY: Kind = Kind::Count { min: 1, max: 1_000_000_000 };
+const PER_MILLION: Kind = Kind::Count { min: 0, max: 1_000_000 };
 
 const fn key(name: &'static str, kind: Kind, default: &'static str, about: &'static str) -> Key {
     Key { name, kind, default, about }
@@ -114,7 +115,7 @@ pub static SERVER: Section = Section {
             "memory",
             Kind::Size { min: 16 * MIB, max: 1024 * GIB, rule: SizeRule::MultipleOf(MIB) },
             "256MiB",
-            "Hard ceiling of the pooled I/O buffers of all connections together. At least twice the largest request of each protocol served (`mdts`, `max_request`).",
+            "Hard ceiling of the pooled I/O buffers of all connections together. At least twice the largest request of each protocol served: `mdts` of NVMe/TCP, 32MiB of NBD.",
         ),
         key(
             "driver",
@@ -147,13 +148,18 @@ pub static NVME: Section = Section {
             "in_capsule",
             Kind::Size { min: 0, max: 256 * KIB, rule: SizeRule::MultipleOf(4 * KIB) },
             "64KiB",
-            "Largest write whose data comes with its command, without a round trip to ask for it. At most `mdts`.",
+            "Largest write whose data comes with its command, without a round trip to ask for it. At most `mdts`, and when absent no more than that.",
         ),
         key("max_queues", Kind::Count { min: 1, max: 128 }, "128", "I/O queues of one controller."),
-        key("queue_depth", Kind::Count { min: 2, max: 1024 }, "1024", "Entries of one I/O queue."),
+        key(
+            "queue_depth",
+            Kind::Count { min: 32, max: 1024 },
+            "1024",
+            "Entries of one I/O queue; one fewer commands are in progress.",
+        ),
         key(
             "mdts",
-            Kind::Size { min: 64 * KIB, max: 8 * MIB, rule: SizeRule::PowerOfTwo },
+            Kind::Size { min: 8 * KIB, max: 32 * MIB, rule: SizeRule::PowerOfTwo },
             "1MiB",
             "Largest data transfer of one command.",
         ),
@@ -174,12 +180,6 @@ pub static NVME: Section = Section {
             Kind::Flag,
             "true",
             "Whether a host that asks for data digests gets them.",
-        ),
-        key(
-            "keep_alive",
-            time(0, DAY_MS),
-            "2m",
-            "Keep alive timeout of a host that asks for none. 0: such a host is kept for ever.",
         ),
         key(
             "handshake_timeout",
@@ -207,18 +207,6 @@ pub static NBD: Section = Section {
             "Connections of all clients together.",
         ),
         key(
-            "queue_depth",
-            Kind::Count { min: 1, max: 1024 },
-            "128",
-            "Requests of one connection in progress; more wait in its socket.",
-        ),
-        key(
-            "max_request",
-            Kind::Size { min: 64 * KIB, max: 32 * MIB, rule: SizeRule::PowerOfTwo },
-            "32MiB",
-            "Largest read or write of one request.",
-        ),
-        key(
             "handshake_timeout",
             time(100, 10 * MINUTE_MS),
             "10s",
@@ -229,12 +217,6 @@ pub static NBD: Section = Section {
             time(100, DAY_MS),
             "30s",
             "A peer that neither finishes a request it began nor takes what it is sent is dropped after this.",
-        ),
-        key(
-            "idle_timeout",
-            time(0, DAY_MS),
-            "0",
-            "A connection without a request for so long is closed. 0: never.",
         ),
     ],
 };
@@ -319,7 +301,12 @@ pub static FAULT: Section = Section {
     path: "volume.NAME.fault",
     keys: &[
         key("read_error_every", EVERY, "", "Every so many reads, one fails. Default: none does."),
-        key("write_error_every", EVERY, "", "Every so many writes, one fails. Default: none does."),
+        key(
+            "write_error_every",
+            EVERY,
+            "",
+            "Every so many writes and writes of zeroes, one fails. Default: none does.",
+        ),
         key(
             "flush_error_every",
             EVERY,
@@ -327,16 +314,28 @@ pub static FAULT: Section = Section {
             "Every so many flushes, one fails. Default: none does.",
         ),
         key(
-            "discard_error_every",
-            EVERY,
+            "read_errors_per_million",
+            PER_MILLION,
             "",
-            "Every so many discards and writes of zeroes, one fails. Default: none does.",
+            "So many of a million reads fail, at random. In place of `read_error_every`.",
         ),
         key(
-            "after",
-            Kind::Count { min: 0, max: 1_000_000_000 },
+            "write_errors_per_million",
+            PER_MILLION,
+            "",
+            "So many of a million writes and writes of zeroes fail, at random. In place of `write_error_every`.",
+        ),
+        key(
+            "flush_errors_per_million",
+            PER_MILLION,
+            "",
+            "So many of a million flushes fail, at random. In place of `flush_error_every`.",
+        ),
+        key(
+            "seed",
+            Kind::Count { min: 0, max: i64::MAX as u64 },
             "0",
-            "Requests of any kind that pass before the counting begins.",
+            "Determines which requests the random ones are (`…_per_million`).",
         ),
     ],
 };
@@ -347,9 +346,9 @@ pub static STRIPE: Section = Section {
     keys: &[
         key(
             "chunk",
-            Kind::Size { min: 512, max: GIB, rule: SizeRule::PowerOfTwo },
+            Kind::Size { min: 512, max: GIB, rule: SizeRule::MultipleOf(512) },
             "64KiB",
-            "Bytes on one device before the next one's turn. At least `block_size`.",
+            "Bytes on one device before the next one's turn. A multiple of the block size.",
         ),
         key("devices", Kind::List("device"), "", "The devices, 2 to 64, in their order. Required."),
     ],

@@ -7,7 +7,9 @@ use flagstone_nvme::limits::{
 };
 use flagstone_nvme::log::{AnaGroup, AnaHeader};
 
-use crate::limits::{CONTROLLERS_MAX, MDTS_MAX_BYTES, MDTS_MIN_BYTES, NAMESPACES_MAX};
+use crate::limits::{
+    CONNECT_TIMEOUT, CONTROLLERS_MAX, MDTS_MAX_BYTES, MDTS_MIN_BYTES, NAMESPACES_MAX,
+};
 
 /// Sizes, counts and time-outs of a target. The same for all its subsystems.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub struct TargetConfig {
     /// A host that neither takes what is sent to it nor sends the rest of a PDU that it began, for
     /// this long, is disconnected.
     pub slow_peer_timeout: Duration,
+    /// A connection that has not become a queue, by a completed Connect, is closed after this long.
+    pub handshake_timeout: Duration,
     /// Keep alive time-out of discovery controllers whose host asked for none: nobody closes those
     /// of a host that vanished. I/O controllers are given what their host asks for.
     pub discovery_keep_alive: Duration,
@@ -59,6 +63,7 @@ impl Default for TargetConfig {
             allow_header_digest: true,
             allow_data_digest: true,
             slow_peer_timeout: Duration::from_secs(30),
+            handshake_timeout: CONNECT_TIMEOUT,
             discovery_keep_alive: Duration::from_secs(120),
             max_namespaces: 1024,
             max_controllers: 1024,
@@ -92,6 +97,7 @@ impl TargetConfig {
             ((1..=1024).contains(&self.max_io_queues), "max_io_queues", "1 to 1024"),
             (entries.contains(&self.max_queue_entries), "max_queue_entries", "32 to 65535"),
             (!self.slow_peer_timeout.is_zero(), "slow_peer_timeout", "more than 0"),
+            (!self.handshake_timeout.is_zero(), "handshake_timeout", "more than 0"),
             (!self.discovery_keep_alive.is_zero(), "discovery_keep_alive", "more than 0"),
             (
                 (1..=CONTROLLERS_MAX).contains(&self.max_controllers),
@@ -168,7 +174,7 @@ mod tests {
     #[test]
     fn each_field_is_bounded() {
         type Change = fn(&mut TargetConfig);
-        let changes: [(&str, Change); 16] = [
+        let changes: [(&str, Change); 17] = [
             ("in_capsule_bytes", |c| c.in_capsule_bytes = 8200),
             ("mdts_bytes", |c| c.mdts_bytes = 4096),
             ("in_capsule_bytes", |c| c.in_capsule_bytes = 2 << 20),
@@ -179,6 +185,7 @@ mod tests {
             ("mdts_bytes", |c| c.mdts_bytes = 3 << 20),
             ("max_h2c_data_bytes", |c| c.max_h2c_data_bytes = 4095),
             ("slow_peer_timeout", |c| c.slow_peer_timeout = Duration::ZERO),
+            ("handshake_timeout", |c| c.handshake_timeout = Duration::ZERO),
             ("discovery_keep_alive", |c| c.discovery_keep_alive = Duration::ZERO),
             ("max_namespaces", |c| c.max_namespaces = 65_536),
             ("max_namespaces", |c| {

@@ -33,7 +33,7 @@ use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, sync, time};
 
 use super::{Connected, Controller, Namespace, NamespaceTable, Queue, Target};
-use crate::limits::{CONNECT_TIMEOUT, HEADER_BYTES_MAX, TERMINATE_TIMEOUT, WATCHDOG_PERIOD};
+use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT, WATCHDOG_PERIOD};
 use crate::stream::rx::{Rx, RxError};
 use crate::stream::tx::Tx;
 use transfer::Transfers;
@@ -199,19 +199,21 @@ impl Connection {
     /// Closes the connection of a peer that makes no progress where it owes some.
     async fn watch(&self) {
         let patience = self.target.config().slow_peer_timeout;
+        let handshake = self.target.config().handshake_timeout;
+        let period = WATCHDOG_PERIOD.min(patience).min(handshake);
         let mut stuck = Duration::ZERO;
         let mut before = (0, 0);
         let mut age = Duration::ZERO;
         loop {
-            time::sleep(WATCHDOG_PERIOD).await;
-            age += WATCHDOG_PERIOD;
+            time::sleep(period).await;
+            age += period;
             let connected = self.session.borrow().is_some();
             let owes =
                 self.tx.is_busy() || self.mid_pdu.get() || !self.transfers.borrow().is_empty();
             let now = (self.tx.sent_bytes(), self.received.get());
-            stuck = if owes && now == before { stuck + WATCHDOG_PERIOD } else { Duration::ZERO };
+            stuck = if owes && now == before { stuck + period } else { Duration::ZERO };
             before = now;
-            if stuck >= patience || (!connected && age >= CONNECT_TIMEOUT) {
+            if stuck >= patience || (!connected && age >= handshake) {
                 let peer = self.stream.peer();
                 tracing::warn!(%peer, "closing: the host makes no progress");
                 self.tx.close();
