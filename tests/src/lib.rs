@@ -1,6 +1,8 @@
 //! End-to-end tests: the real `flagstone` program driven by programs that we did not write.
 //!
 //! - [`server`] runs `flagstone serve` on free ports, kills and restarts it.
+//! - [`load`] runs `flagstone load`, whose verified loads are the judge of what was promised.
+//! - [`process`] reads what `/proc` tells of a process; [`rng`] makes random choices repeatable.
 //! - [`guest`] boots a Linux kernel under QEMU, whose NVMe/TCP host then uses the server.
 //! - [`tools`] runs other programs, and skips a test, visibly, where one is missing.
 //! - [`scratch`] gives each test a directory of its own.
@@ -13,6 +15,9 @@
 )]
 
 pub mod guest;
+pub mod load;
+pub mod process;
+pub mod rng;
 pub mod scratch;
 pub mod server;
 pub mod tools;
