@@ -125,6 +125,14 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// Shape and abilities.
     fn geometry(&self) -> Geometry;
 
+    /// What a read of the range would return, where that is known without reading and lies in
+    /// memory already: holes, which read as zeroes. `None` is no statement; then [`Self::read`]
+    /// tells. Front ends ask first and save a buffer, its filling and a copy.
+    fn known(&self, offset: u64, len: usize) -> Option<Buf> {
+        let _ = (offset, len);
+        None
+    }
+
     /// Fills all of `buf` from `offset` and gives it back.
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut>;
 

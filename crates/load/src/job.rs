@@ -295,6 +295,11 @@ impl Job {
         self.block_sizes.iter().map(|size| size.bytes).max().unwrap_or(0)
     }
 
+    /// True when I/Os carry data.
+    fn transfers(&self) -> bool {
+        !self.pattern.trims() || self.verify.is_some()
+    }
+
     /// True when each core has a part of the range to itself.
     pub(crate) fn splits_range(&self) -> bool {
         !self.pattern.is_random() || self.verify.is_some()
@@ -335,7 +340,7 @@ impl Job {
     }
 
     fn validate_sizes(&self, geometry: &Geometry) -> Result<(), JobError> {
-        let most = if self.pattern.trims() { u64::MAX } else { MAX_TRANSFER_BYTES as u64 };
+        let most = if !self.transfers() { u64::MAX } else { MAX_TRANSFER_BYTES as u64 };
         for size in &self.block_sizes {
             within("the block size in bytes", size.bytes as u64, 1, most)?;
             within("a block size's weight", u64::from(size.weight), 1, u64::from(u32::MAX))?;
@@ -419,8 +424,7 @@ impl Job {
 
     fn validate_memory(&self, memory_bytes: usize) -> Result<(), JobError> {
         let pooled = |bytes: usize| (bytes.next_power_of_two().max(4096)) as u64;
-        let transfers = !self.pattern.trims();
-        let buffer = if transfers { pooled(self.io_bytes_max()) } else { 0 };
+        let buffer = if self.transfers() { pooled(self.io_bytes_max()) } else { 0 };
         let payload = if self.pattern.writes() && self.verify.is_none() {
             payload_bytes(self) as u64
         } else {
@@ -485,7 +489,7 @@ mod tests {
         );
         assert!(said(|job| job.block_sizes[0].bytes = 64 << 20).contains("33554432"));
         assert!(said(|job| job.offset_bytes = 1 << 20).contains("beyond the device"));
-        assert!(said(|job| job.size_bytes = Some(u64::MAX & !4095)).contains("beyond the device"));
+        assert!(said(|job| job.size_bytes = Some(!4095)).contains("beyond the device"));
         assert!(said(|job| job.size_bytes = Some(2 << 20)).contains("beyond the device"));
         assert!(said(|job| job.fua = true).contains("pattern that writes"));
         assert!(said(|job| job.rate_iops = Some(0)).contains("rate"));

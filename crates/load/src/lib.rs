@@ -17,6 +17,7 @@
 //! core), [`run`], [`results`] (what came of it). The verifier stands alone in [`verify`]: it does
 //! no I/O and is as useful to a simulator as to a job.
 
+mod core_task;
 pub mod job;
 mod lane;
 pub mod limits;

@@ -294,7 +294,7 @@ mod tests {
             for core in 0..cores {
                 let part = part(&geometry, range, core, cores);
                 prop_assert_eq!(part.offset_bytes, at);
-                prop_assert!(part.size_bytes > 0 && part.size_bytes % 512 == 0);
+                prop_assert!(part.size_bytes > 0 && part.size_bytes.is_multiple_of(512));
                 at += part.size_bytes;
             }
             prop_assert_eq!(at, range.offset_bytes + range.size_bytes);

@@ -10,11 +10,11 @@ use flagstone_blockdev::{Geometry, SharedDevice};
 use flagstone_runtime::time::{self, Instant};
 use flagstone_runtime::{buf, cores, random_u64, spawn_detached};
 
-use crate::job::{Crash, Job, JobError, Range, Verify};
-use crate::lane::{Bounds, Lane, LaneEnd, Links, Next, Outcome as IoOutcome, Signals, Workload};
+use crate::core_task::{CoreTask, Report};
+use crate::job::{Job, JobError, Range};
+use crate::lane::{LaneEnd, Links, Signals};
 use crate::limits::{DRAIN, SAMPLE_EVERY, SAMPLES_MAX};
-use crate::payload::Payload;
-use crate::plan::{Op, OpKind, Plan, part, split};
+use crate::plan::split;
 use crate::results::{
     CpuResults, DeviceSummary, ErrorCount, JobSummary, Outcome, Results, SCHEMA_VERSION, Sample,
     VerifyResults, operations,
@@ -22,9 +22,7 @@ use crate::results::{
 use crate::slots::Woken;
 use crate::stats::{Gauge, Reading, Stats};
 use crate::usage::{Usage, usage};
-use crate::verify::journal::{self, Header, JournalError};
-use crate::verify::load::Verified;
-use crate::verify::{Initial, Verifier, VerifierConfig, Violation};
+use crate::verify::journal::JournalError;
 
 /// Why there are no results.
 #[derive(Debug, thiserror::Error)]
@@ -128,13 +126,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What one core brings.
-struct Report {
-    stats: Stats,
-    end: LaneEnd,
-    verify: Option<VerifyResults>,
-}
-
 type Outcomes = Vec<Option<Result<Report, RunError>>>;
 
 /// Where the cores' reports meet.
@@ -146,9 +137,11 @@ struct Gather {
 impl Gather {
     fn put(&self, core: usize, outcome: Result<Report, RunError>) {
         let mut outcomes = lock(&self.outcomes);
-        if outcomes.1[core].is_none() {
-            outcomes.1[core] = Some(outcome);
-            outcomes.0 -= 1;
+        // A core's second report, or one for outcomes that were taken already, is not news.
+        let (open, all) = &mut *outcomes;
+        if let Some(known @ None) = all.get_mut(core) {
+            *known = Some(outcome);
+            *open -= 1;
         }
         drop(outcomes);
         if let Some(watcher) = lock(&self.watcher).take() {
@@ -264,6 +257,8 @@ impl Team {
 
 impl Drop for Team {
     fn drop(&mut self) {
+        // Nobody is left to be told of the end.
+        lock(&self.gather.watcher).take();
         self.raise(&self.signals.stop);
         self.raise(&self.signals.abandon);
     }
@@ -375,225 +370,6 @@ impl Watch {
             reads_back,
         });
     }
-}
-
-/// One core's part of a job.
-struct CoreTask {
-    device: SharedDevice,
-    job: Job,
-    range: Range,
-    core: usize,
-    run_id: u64,
-    measure_from: Instant,
-    links: Links,
-}
-
-impl CoreTask {
-    async fn run(self) -> Result<Report, RunError> {
-        match self.job.verify.clone() {
-            None => self.run_plain().await,
-            Some(Verify::Written { state }) => self.run_written(state.as_deref()).await,
-            Some(Verify::Recorded { state, crash }) => self.run_recorded(&state, crash).await,
-        }
-    }
-
-    fn part(&self) -> Range {
-        if self.job.splits_range() {
-            part(&self.device.geometry(), self.range, self.core, self.job.cores)
-        } else {
-            self.range
-        }
-    }
-
-    fn depth(&self) -> usize {
-        split(self.job.depth as u64, self.core, self.job.cores) as usize
-    }
-
-    /// The bounds of the job's own I/Os.
-    fn bounds(&self) -> Bounds {
-        let share = |total: u64| split(total, self.core, self.job.cores);
-        let job = &self.job;
-        let measure_from_ns = self.measure_from.as_nanos();
-        let endless = job.time.is_none() && job.ios.is_none() && job.bytes.is_none();
-        let bytes = job.bytes.or(endless.then_some(self.range.size_bytes));
-        Bounds {
-            depth: self.depth(),
-            io_bytes_max: job.io_bytes_max(),
-            fua: job.fua,
-            measure_from_ns,
-            end_at_ns: job.time.map_or(u64::MAX, |time| (self.measure_from + time).as_nanos()),
-            ios: job.ios.map_or(u64::MAX, share),
-            bytes: bytes.map_or(u64::MAX, share),
-            rate_iops: job.rate_iops.map(share),
-            errors_max: job.errors_max,
-        }
-    }
-
-    /// The bounds of reading all of a range once.
-    fn scan_bounds(&self) -> Bounds {
-        Bounds {
-            measure_from_ns: 0,
-            end_at_ns: u64::MAX,
-            ios: u64::MAX,
-            bytes: u64::MAX,
-            rate_iops: None,
-            ..self.bounds()
-        }
-    }
-
-    async fn lane<W: Workload>(
-        &self,
-        workload: &mut W,
-        bounds: Bounds,
-        kinds: &[OpKind],
-    ) -> Result<(LaneEnd, Stats), RunError> {
-        let (device, links) = (self.device.clone(), self.links.clone());
-        let lane = Lane::new(device, workload, bounds, links, kinds).ok_or(RunError::NoMemory)?;
-        Ok(lane.await)
-    }
-
-    async fn run_plain(&self) -> Result<Report, RunError> {
-        let pattern = self.job.pattern;
-        let payload = if pattern.writes() {
-            let bytes = crate::job::payload_bytes(&self.job);
-            Some(Payload::new(self.job.seed ^ self.run_id, bytes).ok_or(RunError::NoMemory)?)
-        } else {
-            None
-        };
-        let plan = Plan::new(&self.job, self.core, self.part());
-        let mut plain = Plain { plan, payload };
-        let (end, stats) = self.lane(&mut plain, self.bounds(), &kinds(&self.job)).await?;
-        Ok(Report { stats, end, verify: None })
-    }
-
-    async fn run_written(&self, state: Option<&std::path::Path>) -> Result<Report, RunError> {
-        let geometry = self.device.geometry();
-        let part = self.part();
-        let config = VerifierConfig {
-            run_id: self.run_id,
-            writer: self.core as u32,
-            offset_bytes: part.offset_bytes,
-            block_bytes: geometry.block_bytes,
-            blocks: part.size_bytes / u64::from(geometry.block_bytes),
-            volatile_cache: geometry.volatile_cache,
-            initial: Initial::Unknown,
-        };
-        let journal = match state {
-            Some(path) => Some(journal::Writer::create(path, &header(&config)).await?),
-            None => None,
-        };
-        let plan = Plan::new(&self.job, self.core, part);
-        let verifier = Verifier::new(config);
-        let mut work = Verified::new(plan, verifier, journal, self.job.fua, self.depth());
-        let (mut end, mut stats) = self.lane(&mut work, self.bounds(), &kinds(&self.job)).await?;
-        let given_up = self.links.signals.abandon.load(Ordering::Relaxed);
-        let read_back = end == LaneEnd::Complete && !given_up;
-        if read_back {
-            self.links.gauge.reads_back.store(true, Ordering::Relaxed);
-            let ticket = work.flush_begins();
-            let flushed = self.device.flush().await;
-            if let Err(error) = flushed {
-                stats.record_error(OpKind::Flush, error);
-            }
-            work.flush_ended(ticket, flushed.is_ok());
-            work.turn_to(Plan::scan(part, self.job.io_bytes_max()));
-            let (scan_end, scan) =
-                self.lane(&mut work, self.scan_bounds(), &[OpKind::Read]).await?;
-            end = scan_end;
-            // The job's figures are of its own I/Os; of the reading back, trouble alone counts.
-            stats.add_trouble(&scan);
-        }
-        let read_back = read_back && end == LaneEnd::Complete;
-        report(work, stats, end, read_back)
-    }
-
-    async fn run_recorded(
-        &self,
-        state: &std::path::Path,
-        crash: Crash,
-    ) -> Result<Report, RunError> {
-        let recorded = journal::load(state).await?;
-        let Header { run_id, offset_bytes, blocks, block_bytes, writer } = recorded.header;
-        let geometry = self.device.geometry();
-        if block_bytes != geometry.block_bytes {
-            return Err(JournalError::OtherDevice("their size is another").into());
-        }
-        let range = Range { offset_bytes, size_bytes: blocks * u64::from(block_bytes) };
-        if geometry.check(range.offset_bytes, range.size_bytes).is_err() {
-            return Err(JournalError::OtherDevice("they lie beyond its end").into());
-        }
-        let mut verifier = Verifier::new(VerifierConfig {
-            run_id,
-            writer,
-            offset_bytes,
-            block_bytes,
-            blocks,
-            volatile_cache: true,
-            initial: Initial::Unknown,
-        });
-        let oldest = match crash {
-            Crash::ClientOnly => &recorded.completed,
-            Crash::Server => &recorded.durable,
-        };
-        for (block, oldest) in (0..).zip(oldest) {
-            verifier.expect_recorded(block, *oldest);
-        }
-        let plan = Plan::scan(range, self.job.io_bytes_max());
-        let mut work = Verified::new(plan, verifier, None, false, self.depth());
-        let (end, stats) = self.lane(&mut work, self.scan_bounds(), &[OpKind::Read]).await?;
-        report(work, stats, end, end == LaneEnd::Complete)
-    }
-}
-
-fn header(config: &VerifierConfig) -> Header {
-    let VerifierConfig { run_id, writer, offset_bytes, block_bytes, blocks, .. } = *config;
-    Header { run_id, offset_bytes, blocks, block_bytes, writer }
-}
-
-/// The kinds of I/O that a job has.
-fn kinds(job: &Job) -> Vec<OpKind> {
-    let pattern = job.pattern;
-    let has = [
-        (pattern.reads(), OpKind::Read),
-        (pattern.writes(), OpKind::Write),
-        (pattern.trims(), OpKind::Trim),
-        (job.flush_every.is_some(), OpKind::Flush),
-    ];
-    has.into_iter().filter(|(has, _)| *has).map(|(_, kind)| kind).collect()
-}
-
-fn report(work: Verified, stats: Stats, end: LaneEnd, read_back: bool) -> Result<Report, RunError> {
-    let verify = VerifyResults {
-        run_id: work.verifier.config().run_id,
-        blocks_written: work.written_blocks,
-        blocks_checked: work.checked_blocks,
-        violations: work.violations,
-        first: work.first.iter().map(|violation: &Violation| violation.into()).collect(),
-        read_back,
-    };
-    if let Some(journal) = work.journal {
-        journal.into_result()?;
-    }
-    Ok(Report { stats, end, verify: Some(verify) })
-}
-
-/// I/Os whose data nobody looks at.
-struct Plain {
-    plan: Plan,
-    payload: Option<Payload>,
-}
-
-impl Workload for Plain {
-    #[inline]
-    fn next(&mut self, _slot: usize) -> Next {
-        self.plan.next().map_or(Next::End, Next::Op)
-    }
-
-    fn payload(&mut self, _slot: usize, op: &Op) -> Option<flagstone_runtime::Buf> {
-        self.payload.as_mut().map(|payload| payload.next(op.len))
-    }
-
-    fn ended(&mut self, _slot: usize, _op: &Op, _outcome: IoOutcome<'_>) {}
 }
 
 fn assemble(

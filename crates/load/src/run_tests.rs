@@ -6,7 +6,8 @@ use std::rc::Rc;
 use flagstone_runtime::{Config, spawn};
 
 use super::*;
-use crate::job::{BlockSize, Pattern};
+use crate::job::{BlockSize, Crash, Pattern, Verify};
+use crate::results::OpKind;
 use crate::test_device::{Manner, TestDevice};
 use crate::verify::ViolationKind;
 
@@ -41,6 +42,18 @@ fn run_on(cores: usize, device: &Arc<TestDevice>, job: &Job) -> Result<Results, 
 fn run_job(manner: Manner, job: &Job) -> (Results, Arc<TestDevice>) {
     let device = TestDevice::new(geometry(), manner);
     (run_on(1, &device, job).unwrap(), device)
+}
+
+/// Lets tasks run until it is so.
+async fn until(mut so: impl FnMut() -> bool) {
+    while !so() {
+        flagstone_runtime::task::yield_now().await;
+    }
+}
+
+/// Waits until no task and no operation of this core is alive.
+async fn nothing_is_left() {
+    until(|| flagstone_runtime::alive() == (0, 0)).await;
 }
 
 #[test]
@@ -137,9 +150,7 @@ fn time_ends_a_job_and_stop_ends_it_sooner() {
         ios: None,
         ..job(Pattern::RandRead, 1)
     };
-    let results = run_on(1, &device, &timed).unwrap();
-    assert_eq!(results.outcome, Outcome::Complete);
-    assert!(results.total.unwrap().ios < device.calls.load(Ordering::Relaxed));
+    assert_eq!(run_on(1, &device, &timed).unwrap().outcome, Outcome::Complete);
 
     let endless = Job { time: Some(Duration::from_secs(86_400)), ..timed };
     let device: SharedDevice = device;
@@ -155,6 +166,23 @@ fn time_ends_a_job_and_stop_ends_it_sooner() {
         results
     });
     assert_eq!(results.unwrap().outcome, Outcome::Stopped);
+}
+
+#[test]
+fn what_runs_during_the_warm_up_is_not_counted() {
+    let device = TestDevice::new(geometry(), Manner::Prompt);
+    let job = Job { warm_up: Duration::from_secs(86_400), ..job(Pattern::RandRead, 1) };
+    let shared: SharedDevice = device.clone();
+    let results = flagstone_runtime::block_on(async {
+        let stop = Stop::new();
+        let own = stop.clone();
+        let running = spawn(async move { run(shared, &job, &own, |_| {}).await });
+        until(|| device.calls.load(Ordering::Relaxed) > 1000).await;
+        stop.stop();
+        running.await.unwrap().unwrap()
+    });
+    let results = results.unwrap();
+    assert_eq!((results.outcome, results.total), (Outcome::Stopped, None));
 }
 
 #[test]
@@ -185,12 +213,10 @@ fn a_dropped_run_ends_its_ios() {
     let shared: SharedDevice = device.clone();
     flagstone_runtime::block_on(async {
         let job = job(Pattern::RandRead, 100);
-        let stop = Stop::new();
-        let running = run(shared, &job, &stop, |_| {});
-        assert!(time::timeout(Duration::from_millis(5), running).await.is_err());
-        while flagstone_runtime::alive().0 > 0 {
-            flagstone_runtime::task::yield_now().await;
-        }
+        let running = spawn(async move { run(shared, &job, &Stop::new(), |_| {}).await.map(drop) });
+        until(|| device.calls.load(Ordering::Relaxed) == 8).await;
+        running.abort();
+        nothing_is_left().await;
     })
     .unwrap();
     assert_eq!(device.calls.load(Ordering::Relaxed), 8);
@@ -271,9 +297,11 @@ fn a_writer_that_dies_leaves_a_state_that_accuses_nobody() {
     let shared: SharedDevice = device.clone();
     let endless = with_state(Pattern::RandWrite, u64::MAX, &path);
     flagstone_runtime::block_on(async {
-        let stop = Stop::new();
-        let running = run(shared, &endless, &stop, |_| {});
-        let _ = time::timeout(Duration::from_millis(50), running).await;
+        let running =
+            spawn(async move { run(shared, &endless, &Stop::new(), |_| {}).await.map(drop) });
+        until(|| std::fs::metadata(&path).is_ok_and(|meta| meta.len() > 4096)).await;
+        running.abort();
+        nothing_is_left().await;
     })
     .unwrap();
     device.behave(Manner::Prompt);

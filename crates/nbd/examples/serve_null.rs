@@ -1,59 +1,46 @@
-//! Serves a null device (reads zeroes, forgets writes) over NBD, to measure the protocol alone:
-//! `cargo run --release -p flagstone-nbd --example serve_null -- 127.0.0.1:10809`, or the path of a
-//! Unix socket.
+//! Serves one device over NBD, to measure the protocol by itself:
+//! `cargo run --release -p flagstone-nbd --example serve_null -- 127.0.0.1:10809 null`.
+//! The address may be the path of a Unix socket; the device is `null` (64 GiB), `memory` (1 GiB) or
+//! the path of a file or disk; a third argument is the number of cores.
 #![allow(clippy::print_stdout)]
 
 use std::sync::Arc;
 
-use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, ZeroFlags};
+use flagstone_blockdev::{FileDevice, FileOptions, MemoryDevice, NullDevice, SharedDevice};
 use flagstone_nbd::{Drain, Export, Exports, Server, ServerOptions};
 use flagstone_runtime::net::{Address, Listener};
-use flagstone_runtime::{Buf, BufMut, Config, run};
+use flagstone_runtime::{Config, run, signal, spawn_detached};
 
-/// Reads zeroes, forgets writes.
-struct Null(Geometry);
+type Error = Box<dyn std::error::Error>;
 
-impl BlockDevice for Null {
-    fn geometry(&self) -> Geometry {
-        self.0
-    }
-
-    fn read(&self, offset: u64, mut buf: BufMut) -> IoFuture<BufMut> {
-        let checked = self.0.check_transfer(offset, buf.len());
-        buf.fill(0);
-        IoFuture::ready(checked.map(|()| buf))
-    }
-
-    fn write(&self, offset: u64, data: Buf, _fua: bool) -> IoFuture<()> {
-        IoFuture::ready(self.0.check_transfer(offset, data.len()))
-    }
-
-    fn flush(&self) -> IoFuture<()> {
-        IoFuture::ready(Ok(()))
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        IoFuture::ready(self.0.check(offset, len))
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> IoFuture<()> {
-        IoFuture::ready(self.0.check(offset, len))
-    }
+fn open(device: &str) -> Result<SharedDevice, Error> {
+    Ok(match device {
+        "null" => Arc::new(NullDevice::new(64 << 30, 512)?),
+        "memory" => Arc::new(MemoryDevice::new(1 << 30, 512)?),
+        path => FileDevice::open(path, &FileOptions::default())?,
+    })
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let target = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:10809".to_owned());
-    let cores = std::env::args().nth(2).map_or(Ok(1), |cores| cores.parse())?;
+fn main() -> Result<(), Error> {
+    let mut arguments = std::env::args().skip(1);
+    let target = arguments.next().unwrap_or_else(|| "127.0.0.1:10809".to_owned());
+    let device = arguments.next().unwrap_or_else(|| "null".to_owned());
+    let cores = arguments.next().map_or(Ok(1), |cores| cores.parse())?;
     let address = match target.parse() {
         Ok(tcp) => Address::Tcp(tcp),
         Err(_) => Address::Unix(target.into()),
     };
+    signal::catch_termination()?;
     run(&Config { cores, ..Config::default() }, || async move {
-        let device = Arc::new(Null(Geometry::new(64 << 30, 512)));
-        let exports = Exports::new([Export::new("null", device)])?;
-        let server = Server::new(Arc::new(exports), ServerOptions::default(), Drain::new());
+        let exports = Arc::new(Exports::new([Export::new("disk", open(&device)?)])?);
+        let drain = Drain::new();
+        let server = Server::new(exports, ServerOptions::default(), drain.clone());
         let listener = Listener::bind(&address)?;
-        println!("serving 64 GiB of nothing on {}", listener.address());
+        println!("serving {device} on {}", listener.address());
+        spawn_detached(async move {
+            signal::terminated().await;
+            drain.begin();
+        });
         server.run(listener).await;
         Ok(())
     })?

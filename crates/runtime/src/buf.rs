@@ -19,7 +19,7 @@ use std::task::{Poll, Waker};
 
 use crate::limits::{
     BUF_ALIGN_BYTES, BUF_CACHE_BYTES_PER_CLASS, BUF_CLASSES, BUF_MAX_BYTES, BUF_MIN_BYTES,
-    DEFAULT_MEMORY_BYTES,
+    DEFAULT_MEMORY_BYTES, ZEROES_BYTES,
 };
 
 static LIMIT_BYTES: AtomicUsize = AtomicUsize::new(DEFAULT_MEMORY_BYTES);
@@ -188,13 +188,13 @@ pub async fn alloc(len: usize) -> BufMut {
     }
 }
 
-/// `len` zero bytes, shared; at most 64 KiB.
+/// `len` zero bytes, shared; at most [`ZEROES_BYTES`].
 ///
 /// # Panics
-/// When `len` exceeds 64 KiB or memory is exhausted at the very first use.
+/// When `len` exceeds that, or memory is exhausted at the very first use.
 pub fn zeroes(len: usize) -> Buf {
     thread_local! {
-        static ZEROES: Buf = Buf::copy_of(&[0; 1 << 16]).expect("memory for a page of zeroes");
+        static ZEROES: Buf = Buf::copy_of(&[0; ZEROES_BYTES]).expect("memory for a page of zeroes");
     }
     ZEROES.with(|zeroes| zeroes.slice(0..len))
 }

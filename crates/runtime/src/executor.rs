@@ -459,6 +459,8 @@ impl Executor {
             self.abort(victim);
         }
         while self.ops.borrow().len() > 0 {
+            // Mail left unread would keep the driver from waiting, and so from completing anything.
+            self.read_mail();
             let soon = self.now() + 10_000_000;
             self.drive(Wait::Until(Some(soon)));
         }

@@ -7,6 +7,9 @@ pub const BUF_ALIGN_BYTES: usize = 4096;
 /// Smallest pooled block, in bytes.
 pub const BUF_MIN_BYTES: usize = 4096;
 
+/// Length of the shared buffer of zeroes, in bytes.
+pub const ZEROES_BYTES: usize = 64 << 10;
+
 /// Largest pooled block, in bytes: NBD's largest request (32 MiB). Larger requests are refused.
 pub const BUF_MAX_BYTES: usize = 32 << 20;
 

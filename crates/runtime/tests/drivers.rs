@@ -213,3 +213,26 @@ fn a_semaphore_is_fair_and_returns_permits() {
         assert_eq!(semaphore.available(), 2);
     });
 }
+
+/// Found by the load generator: the wake-up that ends `main` was left unread, the driver took it
+/// for work and never waited, and the write in flight never completed.
+#[test]
+fn main_may_end_while_a_write_is_in_flight() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    on_each_driver(async || {
+        let path = dir.path().join("in-flight");
+        let options = OpenOptions { create_bytes: Some(64 << 20), ..OpenOptions::default() };
+        let file = Rc::new(File::open(&path, &options).unwrap());
+        for part in 0..16_u64 {
+            let (file, data) = (file.clone(), buf::alloc(4 << 20).await.freeze());
+            flagstone_runtime::spawn_detached(async move {
+                let _ = file.write_at(data, part * (4 << 20), true).await;
+            });
+        }
+        let (sender, receiver) = sync::oneshot();
+        flagstone_runtime::spawn_detached(async move { sender.send(()) });
+        receiver.await.unwrap();
+        drop(file);
+        std::fs::remove_file(&path).unwrap();
+    });
+}

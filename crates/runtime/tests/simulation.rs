@@ -528,6 +528,28 @@ fn a_killed_process_ends_its_connections_and_frees_its_locks() {
 }
 
 #[test]
+fn a_connection_that_was_lost_before_its_process_died_is_forgotten() {
+    let (sim, a, b) = two_nodes(24);
+    let world = sim.world();
+    sim.block_on(async {
+        let (client, server) = pair(&world, a, b).await;
+        // Each node holds its own end, so that it dies with the node.
+        for (node, stream) in [(a, client), (b, server)] {
+            world.spawn_on(node, async move {
+                let _ = recv(&stream).await;
+                std::future::pending::<()>().await;
+            });
+        }
+        task::yield_now().await;
+        sim.reset_connections(a, b);
+        time::sleep(SECOND).await;
+        sim.crash(a);
+        sim.power_off(b);
+    });
+    assert_eq!(sim.connections(), 0);
+}
+
+#[test]
 fn a_node_without_power_is_silent_and_resets_old_connections_when_back() {
     let (sim, a, b) = two_nodes(14);
     let world = sim.world();
@@ -579,6 +601,7 @@ fn work_sent_to_a_core_belongs_to_the_node_that_sent_it() {
     impl Drop for Count {
         fn drop(&mut self) {
             ALIVE.set(ALIVE.get() - 1);
+            flagstone_runtime::cores()[0].spawn(std::future::pending);
         }
     }
     let (sim, a, _) = two_nodes(23);

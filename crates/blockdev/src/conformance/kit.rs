@@ -48,9 +48,13 @@ impl Kit<'_> {
         let mut buf = buf::alloc(len as usize).await;
         // What a device forgets to fill in must not pass for data.
         buf.fill(0xDB);
+        let known = self.device.known(offset, len as usize);
         match self.device.read(offset, buf).await {
             Ok(buf) => {
                 assert_eq!(buf.len() as u64, len, "a read gives the caller's buffer back");
+                if let Some(known) = known {
+                    assert!(known[..] == buf[..], "what is known at {offset} is what is read");
+                }
                 buf
             }
             Err(error) => panic!("read of {len} B at {offset}: {error}"),

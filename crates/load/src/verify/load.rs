@@ -5,7 +5,8 @@ use std::task::{Context, Poll};
 use flagstone_runtime::{Buf, buf};
 
 use super::journal::{Record, Writer};
-use super::verifier::{Content, FlushTicket, ReadTicket, Verifier, WriteOutcome, WriteTicket};
+use super::verifier::{FlushTicket, ReadTicket, Verifier, WriteOutcome, WriteTicket};
+use super::version::Content;
 use super::violation::Violation;
 use crate::lane::{Next, Outcome, Workload};
 use crate::limits::VIOLATIONS_KEPT;

@@ -15,10 +15,10 @@ pub mod journal;
 pub(crate) mod load;
 mod stamp;
 mod verifier;
+mod version;
 mod violation;
 
 pub use stamp::Found;
-pub use verifier::{
-    Content, FlushTicket, Initial, ReadTicket, Verifier, VerifierConfig, WriteOutcome, WriteTicket,
-};
+pub use verifier::{FlushTicket, ReadTicket, Verifier, VerifierConfig, WriteOutcome, WriteTicket};
+pub use version::{Content, Initial};
 pub use violation::{Expected, Violation, ViolationKind};

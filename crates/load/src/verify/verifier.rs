@@ -14,26 +14,9 @@
 use std::collections::BTreeMap;
 
 use super::stamp::{Found, SECTOR_BYTES, Stamper};
+use super::version::{Content, Initial, Version};
 use super::violation::{Expected, Violation, ViolationKind};
 use crate::limits::VERIFY_BLOCKS_MAX;
-
-/// What a write puts there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
-    /// Stamps.
-    Stamps,
-    /// Zeroes. A discard is a write of zeroes whose outcome is unknown.
-    Zeroes,
-}
-
-/// What the device holds before this run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Initial {
-    /// Anything.
-    Unknown,
-    /// Zeroes.
-    Zeroes,
-}
 
 /// How a write ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,37 +46,6 @@ pub struct VerifierConfig {
     pub volatile_cache: bool,
     /// What is there before.
     pub initial: Initial,
-}
-
-/// A generation, and whether it is zeroes, in 32 bits; ordered by generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Version(u32);
-
-impl Version {
-    /// Last generation of a block.
-    const LAST: u32 = u32::MAX >> 1;
-
-    fn new(generation: u32, content: Content) -> Version {
-        Version(generation << 1 | u32::from(content == Content::Zeroes))
-    }
-
-    fn initial(initial: Initial) -> Version {
-        Version(u32::from(initial == Initial::Zeroes))
-    }
-
-    fn generation(self) -> u32 {
-        self.0 >> 1
-    }
-
-    fn matches(self, found: &Found) -> bool {
-        match (self.0, found) {
-            // What was there before may be anything, but nothing that this run wrote.
-            (0, found) => !found.is_ours(),
-            (odd, Found::Zeroes) => odd & 1 == 1,
-            (even, Found::Stamp { generation, .. }) => even == generation << 1,
-            _ => false,
-        }
-    }
 }
 
 /// A write that may be a block's content. Times are the verifier's own count of events.
@@ -343,7 +295,7 @@ impl Verifier {
 
     /// Fills `bytes`, one block, with what the announced write is to put there.
     pub fn fill(&self, ticket: &WriteTicket, bytes: &mut [u8]) {
-        if ticket.version.0 & 1 == 1 {
+        if ticket.version.is_zeroes() {
             bytes.fill(0);
         } else {
             self.stamper.fill(self.place(ticket.block), ticket.version.generation(), bytes);

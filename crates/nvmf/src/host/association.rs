@@ -244,6 +244,13 @@ pub(super) struct Link {
 impl Link {
     async fn connect(place: &Place, gate: Rc<Gate>) -> Result<(Link, Shape), HostError> {
         let admin = Rc::new(Admin::connect(place, gate).await?);
+        match Link::set_up(place, &admin).await {
+            Ok(link) => Ok(link),
+            Err(error) => Err(admin.end.explain(error)),
+        }
+    }
+
+    async fn set_up(place: &Place, admin: &Rc<Admin>) -> Result<(Link, Shape), HostError> {
         let controller = admin.controller().await?;
         let shape = admin.namespace(&controller, place.options.nsid).await?;
         let mut tasks = Vec::new();
@@ -256,7 +263,7 @@ impl Link {
             tasks.push(spawn(keep_alive(admin.clone(), interval)).abort_on_drop());
         }
         let queues = admin.io_queues(place, &controller).await?;
-        Ok((Link { admin, queues, _tasks: tasks }, shape))
+        Ok((Link { admin: admin.clone(), queues, _tasks: tasks }, shape))
     }
 
     /// Watches over the connection until it breaks, and says why it did.

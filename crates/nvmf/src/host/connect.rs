@@ -79,6 +79,14 @@ impl End {
         self.rung.notify();
     }
 
+    /// What broke the connection that `error` came of, if that is known by now.
+    pub(super) fn explain(&self, error: HostError) -> HostError {
+        match error {
+            HostError::Closed => self.why.borrow_mut().take().unwrap_or(error),
+            error => error,
+        }
+    }
+
     /// Waits for the end.
     pub(super) async fn wait(&self) -> HostError {
         self.rung.wait_for(|| self.why.borrow_mut().take()).await
@@ -173,8 +181,10 @@ impl Admin {
             capabilities: Capabilities::default(),
             version: Version::default(),
         };
-        admin.enable().await?;
-        Ok(admin)
+        match admin.enable().await {
+            Ok(()) => Ok(admin),
+            Err(error) => Err(admin.end.explain(error)),
+        }
     }
 
     async fn enable(&mut self) -> Result<(), HostError> {

@@ -49,10 +49,17 @@ pub async fn discover(
 
 async fn read(place: &Place) -> Result<Vec<DiscoveredSubsystem>, HostError> {
     let admin = Admin::connect(place, Rc::<Gate>::default()).await?;
+    match read_all(&admin).await {
+        Ok(found) => Ok(found),
+        Err(error) => Err(admin.end.explain(error)),
+    }
+}
+
+async fn read_all(admin: &Admin) -> Result<Vec<DiscoveredSubsystem>, HostError> {
     for _ in 0..HOST_DISCOVERY_ATTEMPTS {
-        let (generation, entries) = read_header(&admin).await?;
-        let found = read_entries(&admin, entries).await?;
-        if read_header(&admin).await?.0 == generation {
+        let (generation, entries) = read_header(admin).await?;
+        let found = read_entries(admin, entries).await?;
+        if read_header(admin).await?.0 == generation {
             // A target that does not shut down in order is no reason to fail.
             let _ = admin.shut_down().await;
             return Ok(found);

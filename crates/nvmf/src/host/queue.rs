@@ -170,11 +170,11 @@ impl Queue {
         let mut command = *command;
         command.cid = U16::new(cid);
         let in_capsule = if payload.is_some() { bytes } else { 0 };
-        if payload.is_some() {
-            command.data = SglDescriptor::in_capsule(bytes);
-        } else if bytes > 0 {
-            command.data = SglDescriptor::transport(bytes);
-        }
+        // As Linux does, also where an entry has nothing there (Property Get): some targets look.
+        command.data = match payload {
+            Some(_) => SglDescriptor::in_capsule(bytes),
+            None => SglDescriptor::transport(bytes),
+        };
         let encoder = &self.agreement.encoder;
         self.tx.header(HEADER_BYTES_MAX, |out| encoder.capsule_cmd(out, &command, in_capsule));
         if let Some(payload) = payload {

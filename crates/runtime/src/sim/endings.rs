@@ -170,7 +170,12 @@ impl State {
                     let mut waiting = std::mem::take(&mut own.receiving);
                     waiting.append(&mut own.sending);
                     self.cancel_all(waiting);
-                    if power_lost { self.unplug(number, end) } else { self.orphan(number, end) }
+                    if power_lost {
+                        self.unplug(number, end)
+                    } else {
+                        self.orphan(number, end)
+                    }
+                    self.forget_if_over(number);
                 }
                 _ => {}
             }
@@ -222,6 +227,5 @@ impl State {
         if let Some(conn) = self.conns.get_mut(&number) {
             conn.pipes[end].wire.clear();
         }
-        self.forget_if_over(number);
     }
 }

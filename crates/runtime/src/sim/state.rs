@@ -404,4 +404,23 @@ impl State {
         }
         lines
     }
+
+    /// The connections, in words: for each direction what is on the wire, and what holds it up.
+    pub(crate) fn connections_in_words(&self) -> Vec<String> {
+        let words = |(number, conn): (&u64, &Conn)| {
+            let mut line = format!("{number}:");
+            for (end, pipe) in conn.ends.iter().zip(&conn.pipes) {
+                let name = &self.nodes[end.node as usize].name;
+                let (open, on_wire, waiting) =
+                    (end.raw.is_some(), pipe.wire.len(), pipe.unacknowledged);
+                line += &format!(
+                    " {name} (open {open}, failed {:?}) sends: {on_wire} segments, {waiting} B \
+                     unacknowledged, blocked since {:?} ns;",
+                    end.failed, pipe.blocked_since
+                );
+            }
+            line
+        };
+        self.conns.iter().map(words).collect()
+    }
 }

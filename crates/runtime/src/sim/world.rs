@@ -209,9 +209,15 @@ impl World {
         if was == Power::Up {
             // Whatever the tasks' destructors ask for is refused: the node does not run.
             let _entered = self.executor.enter();
-            // What the node sent to its own core becomes tasks first, and dies with the others.
-            self.executor.read_mail();
-            self.executor.abort_node(node.0);
+            // What the node sent to its own core becomes tasks first, and dies with the others;
+            // their destructors may send more.
+            loop {
+                self.executor.read_mail();
+                self.executor.abort_node(node.0);
+                if !self.executor.shared.has_mail() {
+                    break;
+                }
+            }
         }
         let mut state = self.state.borrow_mut();
         let in_flight = state.end_operations_of(node.0);
@@ -393,6 +399,10 @@ impl World {
         for (node, own) in state.nodes.iter().enumerate() {
             let tasks = self.executor.tasks_of(node as u32);
             text += &format!("{} (node {node}): {:?}, {tasks} tasks\n", own.name, own.power);
+        }
+        text += "connections:\n";
+        for line in state.connections_in_words() {
+            text += &format!("  {line}\n");
         }
         text += "in flight:\n";
         for line in state.pending_in_words() {

@@ -12,7 +12,7 @@ use flagstone_nvme::pdu::{CapsuleCmd, PduKind, Rules};
 use flagstone_nvme::sgl::DataPointer;
 use flagstone_nvme::wire::Wire;
 use flagstone_nvme::{Cqe, IoOpcode, Sqe, Status};
-use flagstone_runtime::{buf, spawn_detached};
+use flagstone_runtime::{Buf, buf, spawn_detached};
 
 use super::{Connection, Session};
 use crate::stream::rx::Rx;
@@ -116,15 +116,17 @@ impl Connection {
         short: &Short,
         namespace: &Namespace,
     ) -> bool {
+        if let Some(data) = namespace.device.known(short.offset, short.len) {
+            rx.skip(short.header);
+            session.connected.queue.counters.read(short.len as u64);
+            self.short_data(session, short, data);
+            return true;
+        }
         let Some(place) = buf::try_alloc(short.len) else { return false };
         rx.skip(short.header);
         session.connected.queue.counters.read(short.len as u64);
         match namespace.device.read(short.offset, place).try_now() {
-            Ok(Ok(data)) => {
-                let flow_control = session.connected.queue.flow_control;
-                let completion = Cqe::new(short.command.cid.get(), Status::SUCCESS);
-                self.send_data(completion, data.freeze(), flow_control.then_some(session.sq_head));
-            }
+            Ok(Ok(data)) => self.short_data(session, short, data.freeze()),
             later => {
                 self.begin(short.len);
                 let (connection, command, len) = (self.clone(), short.command, short.len);
@@ -138,6 +140,13 @@ impl Connection {
             }
         }
         true
+    }
+
+    #[inline]
+    fn short_data(&self, session: &Session, short: &Short, data: Buf) {
+        let flow_control = session.connected.queue.flow_control;
+        let completion = Cqe::new(short.command.cid.get(), Status::SUCCESS);
+        self.send_data(completion, data, flow_control.then_some(session.sq_head));
     }
 
     #[inline]

@@ -116,7 +116,8 @@ impl Connection {
                 return Err(violation(error, arrived(rx, shown, &mut scratch)));
             }
         };
-        self.arrive(rx, frame.header_end()).await?;
+        // The padding too, so that it can be skipped.
+        self.arrive(rx, frame.data_offset.into()).await?;
         let bytes = arrived(rx, frame.header_end(), &mut scratch);
         frame.check_header_digest(bytes).map_err(|fatal| violation(fatal, bytes))?;
         Ok((frame, scratch))
@@ -188,21 +189,19 @@ impl Connection {
         command: Sqe,
         habit: &mut Habit,
     ) -> Result<Option<Rules>, End> {
-        // Without data, the data pointer is reserved: anything may stand there.
-        let pointer = match direction(&command) {
-            DataDirection::None if frame.data_bytes == 0 => {
-                Ok(DataPointer::Transport { data_bytes: 0 })
-            }
-            _ => DataPointer::parse(&command.data, frame.data_bytes),
-        };
+        let without = frame.data_bytes == 0;
+        if without && (direction(&command) == DataDirection::None || command.data.data_bytes == 0) {
+            // No data moves: the pointer is reserved, and hosts leave anything in it.
+            rx.skip(frame.data_offset.into());
+            return self.execute_without_data(command).map(|()| None);
+        }
+        let pointer = DataPointer::parse(&command.data, frame.data_bytes);
         if let Err(error @ (SglError::Type(_) | SglError::Offset)) = pointer {
             let mut scratch = [0; HEADER_MAX_BYTES + 4];
             return Err(violation(error.fatal(), arrived(rx, frame.header_end(), &mut scratch)));
         }
         rx.skip(frame.data_offset.into());
-        if frame.data_bytes == 0
-            && let Ok(DataPointer::Transport { data_bytes }) = pointer
-        {
+        if without && let Ok(DataPointer::Transport { data_bytes }) = pointer {
             return self.without_data(command, data_bytes).await.map(|()| None);
         }
         let align = self.memory_align(&command);

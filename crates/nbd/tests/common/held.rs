@@ -1,0 +1,88 @@
+//! A device whose calls wait until they are let go, and are counted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_runtime::{Buf, BufMut, time};
+
+/// How far the calls are.
+#[derive(Default)]
+pub struct Calls {
+    held: AtomicBool,
+    begun: AtomicUsize,
+    ended: AtomicUsize,
+}
+
+impl Calls {
+    pub fn hold(&self) {
+        self.held.store(true, Ordering::SeqCst);
+    }
+
+    pub fn let_go(&self) {
+        self.held.store(false, Ordering::SeqCst);
+    }
+
+    pub fn begun(&self) -> usize {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    pub fn ended(&self) -> usize {
+        self.ended.load(Ordering::SeqCst)
+    }
+}
+
+pub struct Held {
+    device: SharedDevice,
+    calls: Arc<Calls>,
+}
+
+impl Held {
+    pub fn new(device: SharedDevice) -> (SharedDevice, Arc<Calls>) {
+        let calls = Arc::new(Calls::default());
+        (Arc::new(Held { device, calls: calls.clone() }), calls)
+    }
+
+    fn after<T: 'static>(
+        &self,
+        call: impl AsyncFnOnce(&SharedDevice) -> Result<T, flagstone_blockdev::IoError> + 'static,
+    ) -> IoFuture<T> {
+        let (device, calls) = (self.device.clone(), self.calls.clone());
+        calls.begun.fetch_add(1, Ordering::SeqCst);
+        IoFuture::later(async move {
+            while calls.held.load(Ordering::SeqCst) {
+                time::sleep(Duration::from_millis(1)).await;
+            }
+            let result = call(&device).await;
+            calls.ended.fetch_add(1, Ordering::SeqCst);
+            result
+        })
+    }
+}
+
+impl BlockDevice for Held {
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        self.after(async move |device| device.read(offset, buf).await)
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        self.after(async move |device| device.write(offset, data, fua).await)
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.after(async move |device| device.flush().await)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.after(async move |device| device.discard(offset, len).await)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.after(async move |device| device.write_zeroes(offset, len, flags).await)
+    }
+}

@@ -1,0 +1,239 @@
+//! What no client should do, and the server survives.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::held::Held;
+use common::peer::{Agreed, Peer, hello, request};
+use common::{Running, any_port, in_simulation, leaves_nothing, memory, on_each_driver};
+use flagstone_nbd::limits::{MAX_IN_FLIGHT, MAX_REQUEST_BYTES, PEER_TIMEOUT};
+use flagstone_nbd::wire::Errno;
+use flagstone_nbd::wire::request::{command, command_flag};
+use flagstone_nbd::{Export, ServerOptions};
+use flagstone_runtime::{buf, time};
+
+const STRUCTURED: Agreed = Agreed { structured: true, sized: true };
+const SIMPLE: Agreed = Agreed { structured: false, sized: true };
+
+#[test]
+fn a_bad_request_magic_closes_the_connection() {
+    on_each_driver(async || {
+        let server = Running::with(memory(1 << 20, 512));
+        let peer = Peer::begun(&server.address, STRUCTURED).await;
+        peer.send(&[0x55; 28]).await;
+        assert!(peer.sees_end().await);
+        server.quiet().await;
+    });
+}
+
+#[test]
+fn bad_words_in_the_negotiation_close_the_connection() {
+    on_each_driver(async || {
+        let server = Running::with(memory(1 << 20, 512));
+        let mut long_option = 3_u32.to_be_bytes().to_vec();
+        long_option.extend(b"IHAVEOPT");
+        long_option.extend([0, 0, 0, 7, 0xff, 0xff, 0xff, 0xff]);
+        let mut bad_magic = 3_u32.to_be_bytes().to_vec();
+        bad_magic.extend([9; 16]);
+        for words in [long_option, bad_magic, u32::MAX.to_be_bytes().to_vec()] {
+            let peer = Peer::greeted(&server.address).await;
+            peer.send(&words).await;
+            assert!(peer.sees_end().await);
+        }
+        server.quiet().await;
+    });
+}
+
+#[test]
+fn bad_requests_are_answered_and_the_connection_lives() {
+    on_each_driver(async || {
+        let server = Running::with(memory(1 << 20, 512));
+        let end = 1 << 20;
+        for agreed in [STRUCTURED, SIMPLE] {
+            let peer = Peer::begun(&server.address, agreed).await;
+            for (kind, flags, offset, len, error) in [
+                (command::READ, 0, end, 512, Errno::INVAL),
+                (command::READ, 0, u64::MAX - 511, 1024, Errno::INVAL),
+                (command::READ, 0, 0, 0, Errno::INVAL),
+                (command::READ, 0, 1, 512, Errno::INVAL),
+                (command::READ, command_flag::NO_HOLE, 0, 512, Errno::INVAL),
+                (command::TRIM, 0, end - 512, 1024, Errno::INVAL),
+                (command::WRITE_ZEROES, 0, u64::MAX - 511, 512, Errno::NOSPC),
+                (command::FLUSH, 0, 0, 512, Errno::INVAL),
+                (command::BLOCK_STATUS, 0, 0, 512, Errno::INVAL),
+                (77, 0, 0, 512, Errno::INVAL),
+                (command::CACHE, 0x8000, 0, 512, Errno::INVAL),
+            ] {
+                peer.send(&request(kind, flags, 5, offset, len)).await;
+                let reply = peer.reply(0).await.unwrap();
+                assert_eq!((reply.cookie, Errno(reply.error)), (5, error), "{kind} {offset} {len}");
+            }
+            peer.send(&request(command::READ, 0, 6, 0, 512)).await;
+            assert_eq!(peer.reply(512).await.unwrap().data, [0; 512]);
+        }
+    });
+}
+
+#[test]
+fn the_data_of_a_refused_write_is_thrown_away() {
+    on_each_driver(async || {
+        let server = Running::with(memory(1 << 20, 512));
+        let peer = Peer::begun(&server.address, STRUCTURED).await;
+        for (offset, len, error) in [
+            (0, MAX_REQUEST_BYTES + 512, Errno::INVAL),
+            (1 << 20, 512, Errno::NOSPC),
+            (3, 1024, Errno::INVAL),
+            (u64::MAX - 511, 1024, Errno::NOSPC),
+        ] {
+            peer.send(&request(command::WRITE, 0, 7, offset, len)).await;
+            peer.send(&vec![0xee; len as usize]).await;
+            assert_eq!(Errno(peer.reply(0).await.unwrap().error), error);
+        }
+        peer.send(&request(command::READ, 0, 8, 0, 1 << 20)).await;
+        let reply = peer.reply(1 << 20).await.unwrap();
+        assert!(reply.data.iter().all(|byte| *byte == 0), "nothing was written");
+    });
+}
+
+#[test]
+fn a_client_may_go_away_at_any_byte() {
+    on_each_driver(async || {
+        let server = Running::with(memory(1 << 20, 512));
+        let mut words = hello("disk", STRUCTURED);
+        words.extend(request(command::WRITE, 0, 1, 0, 600 - 600 % 512));
+        words.extend([1; 512]);
+        words.extend(request(command::READ, 0, 2, 0, 65536));
+        leaves_nothing(async || {
+            for len in 0..=words.len() {
+                let peer = Peer::greeted(&server.address).await;
+                peer.send(&words[..len]).await;
+                peer.stream.shutdown();
+            }
+            server.quiet().await;
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_client_that_never_reads_is_closed_and_holds_little() {
+    in_simulation(3, async || {
+        let server = Running::with(memory(1 << 20, 512));
+        let before = buf::memory_held();
+        let peer = Peer::begun(&server.address, STRUCTURED).await;
+        let mut words = Vec::new();
+        for cookie in 0..10_000 {
+            words.extend(request(command::READ, 0, cookie, 0, 256 << 10));
+        }
+        let start = time::now();
+        // The server stops receiving, and in the end closes: then the send fails.
+        let _ = peer.try_send(&words).await;
+        server.quiet().await;
+        assert!(start.elapsed() >= PEER_TIMEOUT);
+        assert!(start.elapsed() < PEER_TIMEOUT * 3);
+        assert!(buf::memory_held() - before < 64 << 20);
+    });
+}
+
+#[test]
+fn requests_in_flight_are_bounded() {
+    on_each_driver(async || {
+        let (device, calls) = Held::new(memory(1 << 20, 512));
+        let server = Running::with(device);
+        let peer = Peer::begun(&server.address, STRUCTURED).await;
+        calls.hold();
+        let many = 3 * MAX_IN_FLIGHT;
+        let mut words = Vec::new();
+        for cookie in 0..many as u64 {
+            words.extend(request(command::READ, 0, cookie, 0, 512));
+        }
+        peer.send(&words).await;
+        common::until(|| calls.begun() >= MAX_IN_FLIGHT).await;
+        time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(calls.begun(), MAX_IN_FLIGHT);
+        calls.let_go();
+        let mut seen = vec![false; many];
+        for _ in 0..many {
+            let reply = peer.reply(512).await.unwrap();
+            assert!(!std::mem::replace(&mut seen[reply.cookie as usize], true), "answered twice");
+        }
+    });
+}
+
+#[test]
+fn silence_is_cut_off_in_the_midst_of_something_and_never_between() {
+    in_simulation(5, async || {
+        let server = Running::with(memory(1 << 20, 512));
+        // No word at all, half of a negotiation, half of a request, half of its data.
+        let silent = Peer::greeted(&server.address).await;
+        let half_hello = Peer::greeted(&server.address).await;
+        half_hello.send(&hello("disk", STRUCTURED)[..12]).await;
+        let half_request = Peer::begun(&server.address, STRUCTURED).await;
+        half_request.send(&request(command::READ, 0, 1, 0, 512)[..27]).await;
+        let half_data = Peer::begun(&server.address, STRUCTURED).await;
+        half_data.send(&request(command::WRITE, 0, 1, 0, 1 << 20)).await;
+        half_data.send(&[1; 5000]).await;
+        let idle = Peer::begun(&server.address, STRUCTURED).await;
+        for peer in [silent, half_hello, half_request, half_data] {
+            assert!(peer.sees_end().await);
+        }
+        time::sleep(PEER_TIMEOUT * 100).await;
+        idle.send(&request(command::FLUSH, 0, 4, 0, 0)).await;
+        assert_eq!(idle.reply(0).await.unwrap().error, 0);
+    });
+}
+
+#[test]
+fn a_slow_client_that_goes_on_is_served() {
+    in_simulation(6, async || {
+        let server = Running::with(memory(1 << 20, 512));
+        let peer = Peer::begun(&server.address, STRUCTURED).await;
+        let mut words = request(command::WRITE, 0, 1, 0, 512);
+        words.extend([1; 512]);
+        for byte in words {
+            time::sleep(PEER_TIMEOUT / 2).await;
+            peer.send(&[byte]).await;
+        }
+        assert_eq!(peer.reply(0).await.unwrap().error, 0);
+    });
+}
+
+#[test]
+fn too_many_connections_are_closed() {
+    on_each_driver(async || {
+        let options = ServerOptions { max_connections: 3, ..ServerOptions::default() };
+        let export = Export::new("disk", memory(1 << 20, 512));
+        let server = Running::start(&any_port(), vec![export], options);
+        let mut peers = Vec::new();
+        for _ in 0..3 {
+            peers.push(Peer::begun(&server.address, SIMPLE).await);
+        }
+        let stream = flagstone_runtime::net::Stream::connect(&server.address).await.unwrap();
+        let more = Peer { stream, agreed: SIMPLE };
+        assert!(more.sees_end().await);
+        peers.pop().unwrap().stream.shutdown();
+        common::until(|| server.server.connections() < 3).await;
+        Peer::begun(&server.address, SIMPLE).await;
+    });
+}
+
+#[test]
+fn a_thousand_connections_dropped_anywhere_leave_nothing() {
+    on_each_driver(async || {
+        let server = Running::with(memory(1 << 20, 512));
+        let mut words = hello("disk", STRUCTURED);
+        for cookie in 0..20 {
+            words.extend(request(command::READ, 0, cookie, 0, 4096));
+        }
+        leaves_nothing(async || {
+            for number in 0..1000 {
+                let peer = Peer::greeted(&server.address).await;
+                peer.send(&words[..number * 7 % words.len()]).await;
+            }
+            server.quiet().await;
+        })
+        .await;
+    });
+}

@@ -1,0 +1,228 @@
+//! What came of it all: the table's numbers, the checks, and what bound the numbers.
+
+use serde::Serialize;
+
+use crate::grid::{Cell, Measured, Path};
+use crate::load::Verified;
+use crate::table::{Table, grouped};
+
+/// Busy so much, the CPUs are what binds, from 0 to 1.
+const CPU_BINDS: f64 = 0.9;
+
+/// One row: a cell over every path.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// What was measured.
+    #[serde(flatten)]
+    pub cell: Cell,
+    /// The file itself.
+    pub local: Measured,
+    /// Over NVMe/TCP.
+    pub nvme_tcp: Measured,
+    /// Over NBD; `None` where fio cannot.
+    pub nbd: Option<Measured>,
+}
+
+/// A check of the data over one path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// Which.
+    pub path: Path,
+    /// Blocks of 4 KiB written.
+    pub blocks_written: u64,
+    /// Blocks read and compared.
+    pub blocks_checked: u64,
+    /// Blocks that were not what was written.
+    pub wrong_blocks: u64,
+}
+
+impl Check {
+    pub(crate) fn nvme_tcp(verified: Verified) -> Check {
+        Check {
+            path: Path::NvmeTcp,
+            blocks_written: verified.blocks_written,
+            blocks_checked: verified.blocks_checked,
+            wrong_blocks: verified.violations,
+        }
+    }
+}
+
+/// Everything.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Version of this form; rises when a field changes its meaning or goes away.
+    pub schema_version: u32,
+    /// What `flagstone --version` says.
+    pub flagstone: String,
+    /// fio's engine for the local disk.
+    pub local_engine: String,
+    /// CPUs that server and clients share.
+    pub cpus: usize,
+    /// Size of the volume.
+    pub volume_bytes: u64,
+    /// Seconds that each number was measured.
+    pub seconds: f64,
+    /// The numbers.
+    pub rows: Vec<Row>,
+    /// The checks of the data.
+    pub checks: Vec<Check>,
+    /// Why there is no NBD, if there is none.
+    pub nbd_skipped: Option<String>,
+}
+
+/// [`Report::schema_version`].
+pub const SCHEMA_VERSION: u32 = 1;
+
+impl Report {
+    /// Whether every block that was checked was right.
+    pub fn is_right(&self) -> bool {
+        self.checks.iter().all(|check| check.wrong_blocks == 0 && check.blocks_checked > 0)
+    }
+
+    /// As text for people.
+    pub fn render(&self) -> String {
+        let mut text = self.table().render();
+        text.push('\n');
+        for check in &self.checks {
+            text += &self.check(check);
+        }
+        if let Some(reason) = &self.nbd_skipped {
+            text += &format!("NBD skipped: {reason}\n");
+        }
+        text += &self.binding();
+        text
+    }
+
+    fn table(&self) -> Table {
+        let engine = format!("local ({})", self.local_engine);
+        let mut table = Table::new(&[("", 3), (&engine, 2), ("NVMe/TCP", 3), ("NBD", 3)]);
+        let of_path = ["IOPS", "ratio", "added µs"];
+        let mut header = vec!["block", "random", "depth", "IOPS", "mean µs"];
+        header.extend(of_path.iter().chain(&of_path));
+        table.row(header.into_iter().map(str::to_owned).collect());
+        table.rule();
+        for (index, row) in self.rows.iter().enumerate() {
+            if index > 0 && row.cell.block_bytes != self.rows[index - 1].cell.block_bytes {
+                table.rule();
+            }
+            let Cell { block_bytes, direction, depth } = row.cell;
+            let mut cells = vec![
+                format!("{} KiB", block_bytes >> 10),
+                direction.name().to_owned(),
+                depth.to_string(),
+                grouped(row.local.iops),
+                format!("{:.1}", row.local.latency_mean_us),
+            ];
+            for fabric in [Some(row.nvme_tcp), row.nbd] {
+                cells.extend(compared(row.local, fabric));
+            }
+            table.row(cells);
+        }
+        table
+    }
+
+    fn check(&self, check: &Check) -> String {
+        let how = match check.path {
+            Path::NvmeTcp => "NVMe/TCP, flagstone load --verify",
+            _ => "NBD, fio --verify=crc32c",
+        };
+        let found = match check.wrong_blocks {
+            0 => "all as written".to_owned(),
+            wrong => format!("{} WRONG", grouped(wrong as f64)),
+        };
+        let written = grouped(check.blocks_written as f64);
+        let checked = grouped(check.blocks_checked as f64);
+        format!("verified over {how}: {written} blocks written, {checked} checked, {found}\n")
+    }
+
+    /// One honest line about what bound the numbers.
+    fn binding(&self) -> String {
+        let of_fabric = |row: &Row| [Some(row.nvme_tcp), row.nbd];
+        let all: Vec<Measured> = self.rows.iter().flat_map(of_fabric).flatten().collect();
+        let bound = all.iter().filter(|measured| measured.cpu_busy >= CPU_BINDS).count();
+        let cpus = self.cpus;
+        let shared =
+            format!("client, server and the kernel's TCP share this machine's {cpus} CPUs");
+        match bound {
+            0 => format!(
+                "bound by: the disk and, at depth 1, the round trip; {shared}, which were never \
+                 busier than {:.0} %\n",
+                all.iter().map(|m| m.cpu_busy).fold(0.0, f64::max) * 100.0
+            ),
+            _ => format!(
+                "bound by: the CPU in {bound} of {} fabric measurements (90 % busy or more: \
+                 {shared}); by the disk or the round trip in the others\n",
+                all.len()
+            ),
+        }
+    }
+}
+
+/// IOPS, ratio to local, and added latency.
+fn compared(local: Measured, fabric: Option<Measured>) -> [String; 3] {
+    let Some(fabric) = fabric else { return ["skipped", "", ""].map(str::to_owned) };
+    [
+        grouped(fabric.iops),
+        format!("{:.2}", fabric.iops / local.iops),
+        format!("{:+.1}", fabric.latency_mean_us - local.latency_mean_us),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grid::Direction;
+
+    fn measured(iops: f64, latency_mean_us: f64, cpu_busy: f64) -> Measured {
+        Measured { iops, latency_mean_us, latency_p99_us: 0.0, cpu_busy }
+    }
+
+    fn report(nbd: Option<Measured>) -> Report {
+        let cell = Cell { block_bytes: 4096, direction: Direction::Read, depth: 32 };
+        let local = measured(100_000.0, 320.0, 0.4);
+        Report {
+            schema_version: SCHEMA_VERSION,
+            flagstone: "flagstone 0.1.0".to_owned(),
+            local_engine: "io_uring".to_owned(),
+            cpus: 2,
+            volume_bytes: 1 << 30,
+            seconds: 2.0,
+            rows: vec![Row { cell, local, nvme_tcp: measured(95_000.0, 336.5, 0.97), nbd }],
+            checks: vec![Check {
+                path: Path::NvmeTcp,
+                blocks_written: 5,
+                blocks_checked: 7,
+                wrong_blocks: 0,
+            }],
+            nbd_skipped: nbd.is_none().then(|| "fio has no nbd engine".to_owned()),
+        }
+    }
+
+    #[test]
+    fn ratios_and_added_latency_are_of_the_local_disk() {
+        let text = report(Some(measured(50_000.0, 640.0, 0.5))).render();
+        let row = text.lines().find(|line| line.contains("read")).unwrap();
+        let cells: Vec<&str> = row.split_whitespace().filter(|cell| *cell != "│").collect();
+        let expected = "4 KiB read 32 100,000 320.0 95,000 0.95 +16.5 50,000 0.50 +320.0";
+        assert_eq!(cells.join(" "), expected);
+        assert!(text.contains("the CPU in 1 of 2 fabric measurements"), "{text}");
+        assert!(text.contains("5 blocks written, 7 checked, all as written"), "{text}");
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_measured_is_said_to_be_skipped() {
+        let text = report(None).render();
+        assert!(text.contains("NBD skipped: fio has no nbd engine"), "{text}");
+        assert!(text.lines().any(|line| line.contains("+16.5") && line.contains("skipped")));
+    }
+
+    #[test]
+    fn a_wrong_block_or_none_checked_is_not_right() {
+        let mut all = report(None);
+        assert!(all.is_right());
+        all.checks[0].wrong_blocks = 1;
+        assert!(!all.is_right() && all.render().contains("1 WRONG"));
+        all.checks[0] = Check { wrong_blocks: 0, blocks_checked: 0, ..all.checks[0].clone() };
+        assert!(!all.is_right());
+    }
+}

@@ -1,0 +1,40 @@
+//! Makes the seeds of the fuzz targets: real messages, written with the project's own codecs, and
+//! the mistakes that the tests know.
+//!
+//! ```text
+//! cargo run --manifest-path fuzz/Cargo.toml -p flagstone-fuzz-seeds
+//! ```
+//!
+//! Files `seed-…` in `fuzz/corpus/TARGET` are overwritten; others, found by fuzzing, stay.
+
+mod nbd;
+mod nvme;
+mod text;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Where the seeds of the targets go, and what is there already that helps.
+struct Corpus {
+    project: PathBuf,
+}
+
+impl Corpus {
+    fn put(&self, target: &str, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let folder = self.project.join("fuzz/corpus").join(target);
+        std::fs::create_dir_all(&folder)?;
+        std::fs::write(folder.join(format!("seed-{name}")), bytes)
+    }
+}
+
+fn main() -> io::Result<()> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let corpus = Corpus { project: here.ancestors().nth(2).unwrap_or(here).to_path_buf() };
+    nvme::pdu(&corpus)?;
+    nvme::commands(&corpus)?;
+    nvme::replies(&corpus)?;
+    nbd::handshakes(&corpus)?;
+    nbd::requests(&corpus)?;
+    text::configurations(&corpus)?;
+    text::specs(&corpus)
+}

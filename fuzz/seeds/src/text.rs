@@ -1,0 +1,66 @@
+//! Configurations and what stands in them.
+
+use std::io;
+
+use super::Corpus;
+
+/// `config`: the example, and the tests' broken files.
+pub(crate) fn configurations(corpus: &Corpus) -> io::Result<()> {
+    let example = std::fs::read(corpus.project.join("docs/examples/flagstone.toml"))?;
+    corpus.put("config", "example", &example)?;
+    corpus.put("config", "least", b"[volume.a]\ndevice = \"memory:1GiB\"\n")?;
+    for entry in std::fs::read_dir(corpus.project.join("crates/control/tests/broken"))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            corpus.put("config", &name, &std::fs::read(&path)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// `spec`: every form of each, behind the byte that chooses it.
+pub(crate) fn specs(corpus: &Corpus) -> io::Result<()> {
+    let devices = [
+        "/dev/nvme0n1",
+        "./memory:1",
+        "memory:1GiB",
+        "null:1TiB",
+        "nvme-tcp://[2001:db8::1]:4420/nqn.2026-01.io.flagstone:db?queues=4&header-digest&data-digest&nsid=1",
+        "nvme-tcp://host.example/nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6",
+        "nbd://127.0.0.1:10809/an%20export",
+        "nbd+unix:///db?socket=/run/flagstone.sock",
+        "nbds://127.0.0.1/db",
+    ];
+    let addresses = [
+        "nvme-tcp://0.0.0.0:4420",
+        "nvme-tcp://[::]:0",
+        "nbd://127.0.0.1",
+        "nbd+unix:///run/flagstone.sock",
+        "nbd+unix:///run/a%20b",
+    ];
+    let names = [
+        "nqn.2014-08.org.nvmexpress.discovery",
+        "nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6",
+        "nqn.2026-01.io.flagstone:db",
+        "db-1.log_2",
+    ];
+    let groups: [(&str, &[&str]); 6] = [
+        ("device", &devices),
+        ("listen", &addresses),
+        ("uuid", &["f81d4fae-7dec-11d0-a765-00a0c91e6bf6"]),
+        ("size", &["512", "64KiB", "1TiB", "4k", "16EiB", "1.5GiB", "0"]),
+        ("duration", &["50us", "1ms", "10s", "2min", "1h", "0", "0.5s"]),
+        ("name", &names),
+    ];
+    for (choice, (name, texts)) in (0_u8..).zip(groups) {
+        for (index, text) in texts.iter().enumerate() {
+            corpus.put(
+                "spec",
+                &format!("{name}-{index}"),
+                &[&[choice], text.as_bytes()].concat(),
+            )?;
+        }
+    }
+    Ok(())
+}

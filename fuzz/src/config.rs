@@ -1,0 +1,56 @@
+//! Configuration files.
+//!
+//! Input: the text of a file.
+
+use std::net::SocketAddr;
+
+use flagstone_control::config::Config;
+use flagstone_control::device_spec::DeviceSpec;
+use flagstone_control::limits::{MAX_DIAGNOSTICS, MAX_SHOWN_LINE_CHARS};
+use flagstone_control::listen_spec::ListenSpec;
+use flagstone_control::names;
+
+/// Reads the file: valid as a whole, or mistakes that can be shown.
+pub fn run(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    match Config::parse("flagstone.toml", text) {
+        Ok(config) => check(&config),
+        Err(mistakes) => {
+            assert!((1..=MAX_DIAGNOSTICS).contains(&mistakes.items().len()));
+            for mistake in mistakes.items() {
+                assert!(!mistake.message.is_empty() && !mistake.help.is_empty());
+                let Some(location) = &mistake.location else { continue };
+                assert!((1..=text.lines().count() + 1).contains(&location.line));
+                // Cut lines are marked at both ends.
+                assert!(location.excerpt.chars().count() <= MAX_SHOWN_LINE_CHARS + 8);
+                assert!(location.column >= 1 && location.length >= 1);
+            }
+            let (plain, coloured) = (mistakes.render(false), mistakes.render(true));
+            assert!(!plain.contains('\u{1b}') && coloured.len() >= plain.len());
+        }
+    }
+}
+
+/// What [`Config`] promises of a configuration that it accepted.
+fn check(config: &Config) {
+    assert!(!config.volumes.is_empty() && !config.server.listen.is_empty());
+    for (index, volume) in config.volumes.iter().enumerate() {
+        names::check_volume_name(&volume.name).expect("a valid name");
+        let of = config.subsystems.iter().filter(|one| one.namespaces.contains(&index));
+        assert_eq!(of.count(), 1, "every volume is a namespace of exactly one subsystem");
+        let _ = config.volume_uuid(index, b"machine");
+        for device in volume.backing.devices() {
+            assert_eq!(device.to_string().parse::<DeviceSpec>().as_ref(), Ok(device));
+        }
+    }
+    for subsystem in &config.subsystems {
+        names::check_nqn(&subsystem.nqn).expect("a valid name");
+        let _ = subsystem.serial_number(b"machine");
+    }
+    for (index, one) in config.server.listen.iter().enumerate() {
+        assert_eq!(one.to_string().parse::<ListenSpec>().as_ref(), Ok(one));
+        let collides = |other: &ListenSpec| one.collides_with(other);
+        assert!(!config.server.listen[index + 1..].iter().any(collides));
+        let _: Option<SocketAddr> = one.socket_addr();
+    }
+}

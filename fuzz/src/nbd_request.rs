@@ -1,0 +1,78 @@
+//! NBD requests, as a session admits them, and replies, as a client reads them.
+//!
+//! Input: one byte of parameters (bit 0: structured replies; bit 1: the client keeps to block
+//! sizes; bit 2: read-only; bit 3: blocks of 4,096 bytes), then requests one after another.
+
+use std::sync::Arc;
+
+use flagstone_blockdev::{MemoryDevice, NullDevice, SharedDevice};
+use flagstone_nbd::Export;
+use flagstone_nbd::limits::MAX_REQUEST_BYTES;
+use flagstone_nbd::session::{Action, Session};
+use flagstone_nbd::wire::reply::{Header, MAX_HEADER_BYTES, put_error};
+use flagstone_nbd::wire::request::{Request, command_flag};
+
+const SIZE_BYTES: u64 = 1 << 30;
+
+/// Reads the requests and has each admitted or refused.
+pub fn run(input: &[u8]) {
+    let Some((parameters, stream)) = input.split_first() else { return };
+    let bit = |n: u8| parameters >> n & 1 != 0;
+    let block_bytes = if bit(3) { 4096 } else { 512 };
+    // Of the two, the null device cannot discard and the memory device can.
+    let device: SharedDevice = if bit(4) {
+        Arc::new(MemoryDevice::new(SIZE_BYTES, block_bytes).expect("a size that is allowed"))
+    } else {
+        Arc::new(NullDevice::new(SIZE_BYTES, block_bytes).expect("a size that is allowed"))
+    };
+    let export = Arc::new(Export::new("db", device).read_only(bit(2)));
+    let session = Session::new(export, bit(0), bit(1));
+    let mut rest = stream;
+    while let Ok(Some(request)) = Request::decode(rest) {
+        assert_eq!(request.encode(), rest[..Request::BYTES]);
+        assert!(admitted(&session, &request), "{request:?} was admitted and must not be");
+        rest = &rest[Request::BYTES..];
+        // A payload of any length may be announced: it is read away in pieces, here what is left.
+        let payload = usize::try_from(request.payload_bytes()).unwrap_or(usize::MAX);
+        rest = &rest[payload.min(rest.len())..];
+    }
+    replies(stream);
+}
+
+/// Whether what was admitted may be carried out; and every refusal can be told.
+fn admitted(session: &Session, request: &Request) -> bool {
+    let read_only = session.export.read_only;
+    let within = |offset: u64, len: u32| {
+        let end = offset.checked_add(u64::from(len));
+        let whole = !session.sized || session.is_aligned(offset, u64::from(len));
+        len > 0 && end.is_some_and(|end| end <= SIZE_BYTES) && whole
+    };
+    let fua_asked = request.has(command_flag::FUA);
+    match session.admit(request) {
+        Ok(Action::Read { offset, len }) => within(offset, len) && len <= MAX_REQUEST_BYTES,
+        Ok(Action::Write { offset, fua }) => {
+            let len = request.payload_bytes();
+            let kept = fua == fua_asked && len <= MAX_REQUEST_BYTES;
+            kept && within(offset, len) && !read_only
+        }
+        Ok(Action::Trim { offset, len, fua }) => {
+            fua == fua_asked && within(offset, len) && !read_only
+        }
+        Ok(Action::Zeroes { offset, len, flags }) => {
+            flags.fua == fua_asked && within(offset, len) && !read_only
+        }
+        Ok(Action::Flush | Action::Nothing | Action::Disconnect) => true,
+        Err(error) => {
+            let mut out = [0; MAX_HEADER_BYTES];
+            let len = put_error(&mut out, request.cookie, error);
+            matches!(Header::decode(&out[..len]), Ok(Some(_)))
+        }
+    }
+}
+
+fn replies(stream: &[u8]) {
+    let mut rest = stream;
+    while let Ok(Some(header)) = Header::decode(rest) {
+        rest = &rest[header.bytes()..];
+    }
+}

@@ -1,0 +1,180 @@
+//! A random load against a device that checks every answer against a [`model`](crate::model).
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use flagstone_blockdev::{Geometry, IoError, SharedDevice, ZeroFlags};
+use flagstone_runtime::sim::Rng;
+use flagstone_runtime::{buf, random_u64, spawn, time};
+
+use crate::model::{Change, Shared};
+
+/// How to load a device.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Calls in flight at a time.
+    pub depth: usize,
+    /// Largest call, in bytes; a multiple of the block size.
+    pub max_bytes: u64,
+    /// Reads and writes may fail because the disk below does. Else that is a broken promise.
+    pub medium_errors: bool,
+    /// Ends the load when set: calls in flight are awaited.
+    pub stop: Rc<Cell<bool>>,
+}
+
+impl LoadOptions {
+    /// `depth` calls of up to 64 KiB, none of which may fail.
+    pub fn new(depth: usize) -> LoadOptions {
+        LoadOptions { depth, max_bytes: 64 << 10, medium_errors: false, stop: Rc::default() }
+    }
+}
+
+/// Why a load ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was asked to.
+    Stopped,
+    /// The device failed for good: a failed flush, or it cannot be reached.
+    Failed(IoError),
+}
+
+/// Loads a device until it is told to stop or the device fails for good.
+///
+/// # Panics
+/// When a promise is broken.
+pub async fn run(device: SharedDevice, model: Shared, options: LoadOptions) -> Ended {
+    let lanes: Vec<_> = (0..options.depth)
+        .map(|_| {
+            let (device, model, options) = (device.clone(), model.clone(), options.clone());
+            spawn(lane(device, model, options)).abort_on_drop()
+        })
+        .collect();
+    let mut ended = Ended::Stopped;
+    for mut lane in lanes {
+        if let Ok(Ended::Failed(error)) = lane.handle().await {
+            ended = Ended::Failed(error);
+        }
+    }
+    ended
+}
+
+/// One call after the other.
+async fn lane(device: SharedDevice, model: Shared, options: LoadOptions) -> Ended {
+    let mut rng = Rng::new(random_u64());
+    let geometry = device.geometry();
+    while !options.stop.get() {
+        let result = one_call(&device, &model, &options, &geometry, &mut rng).await;
+        match result {
+            Ok(()) => {}
+            Err(error @ (IoError::Poisoned | IoError::Unreachable)) => return Ended::Failed(error),
+            Err(error) => assert!(options.medium_errors, "a call failed: {error}"),
+        }
+        if rng.chance(0.05) {
+            time::sleep(Duration::from_micros(rng.between(1, 2000))).await;
+        }
+    }
+    Ended::Stopped
+}
+
+async fn one_call(
+    device: &SharedDevice,
+    model: &Shared,
+    options: &LoadOptions,
+    geometry: &Geometry,
+    rng: &mut Rng,
+) -> Result<(), IoError> {
+    let choice = rng.below(100);
+    if choice < 6 {
+        return flush(device, model, options.medium_errors).await;
+    }
+    let change = match choice {
+        0..40 => None,
+        40..92 => Some(Change::Write),
+        92..96 => Some(Change::Zero),
+        _ => Some(Change::Discard),
+    };
+    let (offset, len) = pick_range(geometry, options.max_bytes.min(model.bytes()), rng);
+    let Some(claim) = model.claim(offset, len as usize, change) else {
+        time::sleep(Duration::from_micros(10)).await;
+        return Ok(());
+    };
+    let fua = rng.chance(0.2);
+    let result = match change {
+        None => match device.read(offset, buf::alloc(len as usize).await).await {
+            Ok(data) => {
+                claim.returned(&data);
+                return Ok(());
+            }
+            Err(error) => Err(error),
+        },
+        Some(Change::Write) => {
+            let mut data = buf::alloc(len as usize).await;
+            claim.fill(&mut data);
+            device.write(offset, data.freeze(), fua).await
+        }
+        Some(Change::Zero) => {
+            let may_deallocate = rng.chance(0.5);
+            let flags = ZeroFlags { fua, may_deallocate, fast_only: false };
+            device.write_zeroes(offset, len, flags).await
+        }
+        Some(Change::Discard) => device.discard(offset, len).await,
+    };
+    match result {
+        Ok(()) => claim.acknowledged(fua),
+        Err(IoError::Unreachable) => claim.lost_on_the_way(),
+        Err(_) => claim.failed(),
+    }
+    result
+}
+
+/// Ranges of all sizes, most of them short, more of them at the device's start.
+fn pick_range(geometry: &Geometry, max_bytes: u64, rng: &mut Rng) -> (u64, u64) {
+    let block = u64::from(geometry.block_bytes);
+    let blocks = geometry.blocks();
+    let longest = (max_bytes / block).min(blocks).max(1);
+    let len = rng.between(1, longest).min(rng.between(1, longest)).min(rng.between(1, longest));
+    let places = blocks - len;
+    let place = rng.between(0, places).min(rng.between(0, places));
+    (place * block, len * block)
+}
+
+async fn flush(device: &SharedDevice, model: &Shared, medium_errors: bool) -> Result<(), IoError> {
+    let under_way = model.begin_flush();
+    match device.flush().await {
+        Ok(()) => model.flushed(under_way),
+        Err(error) => {
+            // On a sound disk it failed on the way: no flush, and no harm.
+            if medium_errors {
+                model.flush_failed();
+            }
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Reads the whole device and checks it. Unreadable places are tried again.
+///
+/// # Errors
+/// When the device fails for good.
+///
+/// # Panics
+/// When a promise is broken.
+pub async fn verify(device: &SharedDevice, model: &Shared) -> Result<(), IoError> {
+    const STEP_BYTES: u64 = 32 << 10;
+    let mut offset = 0;
+    while offset < model.bytes() {
+        let len = STEP_BYTES.min(model.bytes() - offset) as usize;
+        let Some(claim) = model.claim(offset, len, None) else { panic!("verify runs alone") };
+        match device.read(offset, buf::alloc(len).await).await {
+            Ok(data) => {
+                claim.returned(&data);
+                offset += len as u64;
+            }
+            Err(error @ (IoError::Poisoned | IoError::Unreachable)) => return Err(error),
+            Err(_) => time::sleep(Duration::from_millis(1)).await,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,557 @@
+//! What a device may answer, given what it was asked and what it promised.
+//!
+//! The model knows for each sector of 512 bytes which versions a read may return, and which a power
+//! loss may leave. A version is written as content that names its sector, so that lost, stale, torn
+//! and misplaced data are told apart. Sectors are the unit, since a power loss may tear a block.
+//!
+//! | event | a read may return | a power loss may leave |
+//! | --- | --- | --- |
+//! | write acknowledged | it | it, or what it might have left before |
+//! | write acknowledged, FUA | it | it |
+//! | write failed or unanswered | it too | it too |
+//! | flush acknowledged | as before | what reads could return when the flush began, and later writes |
+//! | flush failed | as before | what it covered is not made durable by later flushes |
+//! | flush unanswered, on a disk that fails flushes | as before | the same: nobody may have heard of it |
+//! | power lost | what the loss may leave | the same |
+//! | read | what it returned, and nothing else | as before |
+//!
+//! Calls in flight never overlap: a caller [`Shared::claim`]s a range, and one that is dropped
+//! before it has reported a result counts as unanswered.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use flagstone_runtime::sim::Rng;
+
+/// Unit of tearing, in bytes.
+pub const SECTOR_BYTES: usize = 512;
+
+/// Versions begin at 1; a sector of zeroes is of this one.
+const ZEROES: u32 = 0;
+
+#[derive(Debug)]
+struct Sector {
+    /// What a read may return.
+    visible: Vec<u32>,
+    /// What a power loss may leave, and since when.
+    after_loss: Vec<(u64, u32)>,
+    /// Unanswered writes that may yet land at any time.
+    late: Vec<u32>,
+    /// The last durable write by itself: older flushes say nothing about the sector.
+    durable_since: u64,
+    /// A flush of it failed: later ones do not help what was written before.
+    tainted: bool,
+    /// The last time that a flush of it failed: flushes that began before say nothing.
+    tainted_since: u64,
+    /// Nothing was written since the last power loss.
+    untouched: bool,
+    busy: bool,
+    /// The version that the call in flight writes.
+    changing: Option<u32>,
+}
+
+impl Sector {
+    fn doubt(&mut self, now: u64, version: u32) {
+        if !self.visible.contains(&version) {
+            self.visible.push(version);
+        }
+        self.after_loss.push((now, version));
+        self.untouched = false;
+    }
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Model {
+    seed: u64,
+    sectors: Vec<Sector>,
+    next_version: u32,
+    /// Power losses so far.
+    losses: u64,
+    /// Changes dropped without an answer may yet be carried out.
+    late_when_dropped: bool,
+    /// Flushes may fail, even such that nobody lives to hear of it.
+    flushes_fail: bool,
+    /// Counts acknowledgements, so that flushes know what they cover.
+    now: u64,
+    checks: u64,
+}
+
+/// What a change does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A write of new content.
+    Write,
+    /// A write of zeroes.
+    Zero,
+    /// Zeroes or what was there before.
+    Discard,
+}
+
+/// A model, shared by the tasks of a load and by who breaks things.
+#[derive(Clone, Debug)]
+pub struct Shared(Rc<RefCell<Model>>);
+
+impl Shared {
+    /// The model of a device of `bytes` zeroes; `seed` makes its content unlike another run's.
+    pub fn new(seed: u64, bytes: u64) -> Shared {
+        let sector = || Sector {
+            visible: vec![ZEROES],
+            after_loss: vec![(0, ZEROES)],
+            late: Vec::new(),
+            durable_since: 0,
+            tainted: false,
+            tainted_since: 0,
+            untouched: true,
+            busy: false,
+            changing: None,
+        };
+        let mut sectors = Vec::new();
+        sectors.resize_with(bytes as usize / SECTOR_BYTES, sector);
+        Shared(Rc::new(RefCell::new(Model {
+            seed,
+            sectors,
+            next_version: 1,
+            losses: 0,
+            late_when_dropped: false,
+            flushes_fail: false,
+            now: 1,
+            checks: 0,
+        })))
+    }
+
+    /// From now on a change that its caller drops may yet be carried out, until
+    /// [`Shared::process_ended`]: the device is served by another process.
+    pub fn expect_late_changes(&self) {
+        self.0.borrow_mut().late_when_dropped = true;
+    }
+
+    /// From now on a flush may fail at the disk while its caller is killed.
+    pub fn expect_failed_flushes(&self) {
+        self.0.borrow_mut().flushes_fail = true;
+    }
+
+    /// Size of the device, in bytes.
+    pub fn bytes(&self) -> u64 {
+        (self.0.borrow().sectors.len() * SECTOR_BYTES) as u64
+    }
+
+    /// Sectors read and found right.
+    pub fn checks(&self) -> u64 {
+        self.0.borrow().checks
+    }
+
+    /// Takes a range for one call, to change it or (with `None`) to read it; `None` when another
+    /// call has part of it.
+    pub fn claim(&self, offset: u64, len: usize, change: Option<Change>) -> Option<Claim> {
+        let first = offset as usize / SECTOR_BYTES;
+        let range = first..first + len / SECTOR_BYTES;
+        let mut model = self.0.borrow_mut();
+        if model.sectors[range.clone()].iter().any(|sector| sector.busy) {
+            return None;
+        }
+        let version = match change {
+            Some(Change::Write) => {
+                model.next_version += 1;
+                model.next_version - 1
+            }
+            _ => ZEROES,
+        };
+        for sector in &mut model.sectors[range.clone()] {
+            (sector.busy, sector.changing) = (true, change.map(|_| version));
+        }
+        Some(Claim { model: self.clone(), range, change, version, losses: model.losses })
+    }
+
+    /// A flush begins.
+    pub fn begin_flush(&self) -> Flush {
+        let model = self.0.borrow();
+        // A failed flush has left doubt about the tainted ones: this one does not end it.
+        let covered = |sector: &Sector| (!sector.tainted).then(|| sector.visible.clone());
+        let sectors = model.sectors.iter().map(covered).collect();
+        let (began, losses) = (model.now, model.losses);
+        Flush { model: self.clone(), began, losses, visible: sectors, answered: false }
+    }
+
+    /// A flush was acknowledged.
+    pub fn flushed(&self, mut flush: Flush) {
+        flush.answered = true;
+        let visible = std::mem::take(&mut flush.visible);
+        let mut model = self.0.borrow_mut();
+        if model.losses != flush.losses {
+            // It was carried out before the loss or after: nobody knows.
+            return;
+        }
+        for (sector, visible) in model.sectors.iter_mut().zip(visible) {
+            let Some(visible) = visible else { continue };
+            if sector.tainted_since > flush.began || sector.durable_since > flush.began {
+                continue;
+            }
+            sector.after_loss.retain(|(since, _)| *since > flush.began);
+            sector.after_loss.extend(visible.iter().map(|version| (flush.began, *version)));
+            sector.after_loss.extend(sector.late.iter().map(|version| (flush.began, *version)));
+        }
+    }
+
+    /// A flush failed: the device may have dropped what it covered.
+    pub fn flush_failed(&self) {
+        let mut model = self.0.borrow_mut();
+        model.now += 1;
+        let now = model.now;
+        for sector in &mut model.sectors {
+            (sector.tainted, sector.tainted_since) = (true, now);
+        }
+    }
+
+    /// The changes now in flight may be carried out a second time, until
+    /// [`Shared::process_ended`]: a client asks again over a new connection, and the server may
+    /// still hold what came over the old one.
+    pub fn changes_may_repeat(&self) {
+        for sector in &mut self.0.borrow_mut().sectors {
+            sector.late.extend(sector.changing);
+        }
+    }
+
+    /// The process that served the device was killed, or has had time enough to finish: nothing
+    /// that it had in hand comes later.
+    pub fn process_ended(&self) {
+        for sector in &mut self.0.borrow_mut().sectors {
+            for version in std::mem::take(&mut sector.late) {
+                if !sector.visible.contains(&version) {
+                    sector.visible.push(version);
+                }
+            }
+        }
+    }
+
+    /// The node that holds the device lost its power.
+    pub fn power_lost(&self) {
+        let mut model = self.0.borrow_mut();
+        model.losses += 1;
+        let now = model.now;
+        for sector in &mut model.sectors {
+            let mut left: Vec<u32> =
+                sector.after_loss.iter().map(|(_, version)| *version).collect();
+            left.sort_unstable();
+            left.dedup();
+            sector.after_loss = left.iter().map(|version| (now, *version)).collect();
+            sector.visible = left;
+            sector.late.clear();
+            sector.tainted = false;
+            sector.untouched = true;
+            sector.durable_since = 0;
+        }
+    }
+}
+
+/// A flush under way. Dropped without a result it counts as unanswered.
+#[derive(Debug)]
+pub struct Flush {
+    model: Shared,
+    began: u64,
+    losses: u64,
+    visible: Vec<Option<Vec<u32>>>,
+    answered: bool,
+}
+
+impl Drop for Flush {
+    fn drop(&mut self) {
+        if !self.answered && self.model.0.borrow().flushes_fail {
+            self.model.flush_failed();
+        }
+    }
+}
+
+/// A call under way. Dropped without a result it counts as unanswered.
+#[derive(Debug)]
+pub struct Claim {
+    model: Shared,
+    range: Range<usize>,
+    change: Option<Change>,
+    version: u32,
+    losses: u64,
+}
+
+impl Claim {
+    /// Fills a write's payload.
+    pub fn fill(&self, payload: &mut [u8]) {
+        let seed = self.model.0.borrow().seed;
+        for (sector, bytes) in self.range.clone().zip(payload.chunks_mut(SECTOR_BYTES)) {
+            bytes.copy_from_slice(&content(seed, sector, self.version));
+        }
+    }
+
+    /// The change was acknowledged, durably with `fua`.
+    pub fn acknowledged(mut self, fua: bool) {
+        if !fua && self.losses != self.model.0.borrow().losses {
+            // The answer may be older than the loss of what it acknowledges.
+            return self.failed();
+        }
+        let Some(change) = self.change.take() else { return };
+        let mut model = self.model.0.borrow_mut();
+        model.now += 1;
+        let now = model.now;
+        for sector in &mut model.sectors[self.range.clone()] {
+            if change == Change::Discard {
+                sector.doubt(now, ZEROES);
+                continue;
+            }
+            sector.visible = vec![self.version];
+            sector.tainted = false;
+            sector.untouched = false;
+            if fua {
+                sector.after_loss = sector.late.iter().map(|version| (now, *version)).collect();
+                sector.durable_since = now;
+            }
+            sector.after_loss.push((now, self.version));
+        }
+    }
+
+    /// The call failed, or was not answered and never will be: the change may have been made, in
+    /// part or in whole, by now.
+    pub fn failed(self) {
+        let model = self.model.clone();
+        let late = std::mem::take(&mut model.0.borrow_mut().late_when_dropped);
+        drop(self);
+        model.0.borrow_mut().late_when_dropped = late;
+    }
+
+    /// The call failed on its way to the device or back: it may be carried out at any time, if
+    /// [`Shared::expect_late_changes`] was called.
+    pub fn lost_on_the_way(self) {}
+
+    /// A read returned these bytes.
+    ///
+    /// # Panics
+    /// When the device may not answer so: a promise is broken.
+    pub fn returned(self, bytes: &[u8]) {
+        let mut model = self.model.0.borrow_mut();
+        let (seed, losses) = (model.seed, model.losses);
+        for (number, bytes) in self.range.clone().zip(bytes.chunks(SECTOR_BYTES)) {
+            let found = version_of(seed, number, bytes);
+            let sector = &mut model.sectors[number];
+            let allowed =
+                |version: &u32| sector.visible.contains(version) || sector.late.contains(version);
+            match found {
+                Ok(version) if allowed(&version) => {
+                    // An answer from before a power loss says nothing about what is left.
+                    if sector.late.is_empty() && self.losses == losses {
+                        sector.visible = vec![version];
+                        if sector.untouched {
+                            sector.after_loss = vec![(sector.after_loss[0].0, version)];
+                        }
+                    }
+                }
+                Ok(version) => panic!(
+                    "sector {number} holds version {version}; it may hold {:?} (0 is zeroes)",
+                    sector.visible
+                ),
+                Err(what) => panic!(
+                    "sector {number} holds {what}; it may hold versions {:?} (0 is zeroes)",
+                    sector.visible
+                ),
+            }
+        }
+        model.checks += self.range.len() as u64;
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut model = self.model.0.borrow_mut();
+        model.now += 1;
+        let (now, late) = (model.now, model.late_when_dropped);
+        for sector in &mut model.sectors[self.range.clone()] {
+            (sector.busy, sector.changing) = (false, None);
+            if self.change.is_some() {
+                sector.doubt(now, self.version);
+                if late {
+                    sector.late.push(self.version);
+                }
+            }
+        }
+    }
+}
+
+/// The content of a version of a sector.
+fn content(seed: u64, sector: usize, version: u32) -> [u8; SECTOR_BYTES] {
+    let mut bytes = [0; SECTOR_BYTES];
+    if version == ZEROES {
+        return bytes;
+    }
+    let name = (sector as u64) << 32 | u64::from(version);
+    let mut rng = Rng::new(seed ^ name);
+    let (words, _) = bytes.as_chunks_mut::<8>();
+    words[0] = name.to_le_bytes();
+    for word in &mut words[1..] {
+        *word = rng.next_u64().to_le_bytes();
+    }
+    bytes
+}
+
+/// The version that a sector's bytes are, or what else they are.
+fn version_of(seed: u64, sector: usize, bytes: &[u8]) -> Result<u32, String> {
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Ok(ZEROES);
+    }
+    let (head, _) = bytes.split_first_chunk::<8>().ok_or("too few bytes")?;
+    let name = u64::from_le_bytes(*head);
+    let (found, version) = ((name >> 32) as usize, name as u32);
+    let expected = content(seed, found, version);
+    if version == ZEROES || bytes != expected {
+        let same = bytes.iter().zip(&expected).filter(|(a, b)| a == b).count();
+        return Err(format!("torn or foreign bytes ({same} of 512 are of version {version})"));
+    }
+    if found != sector {
+        return Err(format!("what belongs to sector {found}, of version {version}"));
+    }
+    Ok(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: usize = 4096;
+
+    fn write(model: &Shared, fua: bool) -> Vec<u8> {
+        let claim = model.claim(0, BLOCK, Some(Change::Write)).unwrap();
+        let mut bytes = vec![0; BLOCK];
+        claim.fill(&mut bytes);
+        claim.acknowledged(fua);
+        bytes
+    }
+
+    fn read(model: &Shared, bytes: &[u8]) {
+        model.claim(0, BLOCK, None).unwrap().returned(bytes);
+    }
+
+    fn breaks(test: impl FnOnce()) -> bool {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(test)).is_err()
+    }
+
+    #[test]
+    fn stale_torn_and_misplaced_data_are_told() {
+        let model = Shared::new(1, 1 << 20);
+        let old = write(&model, false);
+        let new = write(&model, false);
+        read(&model, &new);
+        assert!(breaks(|| read(&model, &old)));
+        let torn_between_sectors = [&new[..512], &old[512..]].concat();
+        assert!(breaks(|| read(&model, &torn_between_sectors)));
+        let torn_in_a_sector = [&new[..100], &old[100..]].concat();
+        assert!(breaks(|| read(&model, &torn_in_a_sector)));
+        let moved = [&new[512..1024], &new[512..]].concat();
+        assert!(breaks(|| read(&model, &moved)));
+        assert!(breaks(|| read(&model, &vec![0; BLOCK])));
+        read(&model, &new);
+    }
+
+    #[test]
+    fn a_power_loss_may_lose_what_was_not_flushed_and_nothing_else() {
+        let model = Shared::new(1, 1 << 20);
+        let first = write(&model, false);
+        model.flushed(model.begin_flush());
+        let flush = model.begin_flush();
+        let second = write(&model, false);
+        model.flushed(flush);
+        model.power_lost();
+        let mixed = [&second[..2048], &first[2048..]].concat();
+        assert!(breaks(|| read(&model, &vec![0; BLOCK])));
+        read(&model, &mixed);
+        assert!(breaks(|| read(&model, &second)), "what was read stays");
+        model.power_lost();
+        read(&model, &mixed);
+        let third = write(&model, true);
+        model.power_lost();
+        assert!(breaks(|| read(&model, &mixed)));
+        read(&model, &third);
+    }
+
+    #[test]
+    fn an_older_flush_does_not_weaken_a_durable_write() {
+        let model = Shared::new(1, 1 << 20);
+        let first = write(&model, false);
+        let flush = model.begin_flush();
+        let second = write(&model, true);
+        model.flushed(flush);
+        model.power_lost();
+        assert!(breaks(|| read(&model, &first)));
+        read(&model, &second);
+    }
+
+    #[test]
+    fn unanswered_writes_may_be_there_and_late_ones_may_come_at_any_time() {
+        let model = Shared::new(1, 1 << 20);
+        let claim = model.claim(0, BLOCK, Some(Change::Write)).unwrap();
+        assert!(model.claim(512, 512, None).is_none(), "one call at a time");
+        let mut unanswered = vec![0; BLOCK];
+        claim.fill(&mut unanswered);
+        drop(claim);
+        read(&model, &unanswered);
+        assert!(breaks(|| read(&model, &vec![0; BLOCK])), "it was there");
+        model.expect_late_changes();
+        let claim = model.claim(0, BLOCK, Some(Change::Write)).unwrap();
+        let mut late = vec![0; BLOCK];
+        claim.fill(&mut late);
+        claim.lost_on_the_way();
+        read(&model, &unanswered);
+        let newest = write(&model, true);
+        read(&model, &newest);
+        read(&model, &late);
+        model.process_ended();
+        read(&model, &newest);
+        assert!(breaks(|| read(&model, &late)), "too late");
+    }
+
+    #[test]
+    fn a_failed_flush_is_not_repaired_by_the_next() {
+        let model = Shared::new(1, 1 << 20);
+        let first = write(&model, false);
+        model.flush_failed();
+        model.flushed(model.begin_flush());
+        read(&model, &first);
+        model.power_lost();
+        read(&model, &vec![0; BLOCK]);
+    }
+
+    #[test]
+    fn a_flush_that_began_in_doubt_proves_nothing() {
+        let model = Shared::new(1, 1 << 20);
+        let first = write(&model, false);
+        model.flush_failed();
+        let flush = model.begin_flush();
+        let second = write(&model, false);
+        model.flushed(flush);
+        read(&model, &second);
+        model.power_lost();
+        read(&model, &[&first[..512], &second[512..1024], &[0; 3072]].concat());
+    }
+
+    #[test]
+    fn answers_that_were_on_the_way_at_a_power_loss_say_little() {
+        let model = Shared::new(1, 1 << 20);
+        let claim = model.claim(0, BLOCK, Some(Change::Write)).unwrap();
+        let mut bytes = vec![0; BLOCK];
+        claim.fill(&mut bytes);
+        let flush = model.begin_flush();
+        model.power_lost();
+        claim.acknowledged(false);
+        model.flushed(flush);
+        let half = [&bytes[..512], &[0; 3584]].concat();
+        read(&model, &half);
+        assert!(breaks(|| read(&model, &bytes)));
+    }
+
+    #[test]
+    fn discarded_sectors_are_old_or_zero_and_stay_so() {
+        let model = Shared::new(1, 1 << 20);
+        let first = write(&model, true);
+        model.claim(0, BLOCK, Some(Change::Discard)).unwrap().acknowledged(false);
+        let half = [&first[..2048], &[0; 2048]].concat();
+        read(&model, &half);
+        assert!(breaks(|| read(&model, &first)));
+        read(&model, &half);
+    }
+}

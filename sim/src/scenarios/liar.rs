@@ -1,0 +1,66 @@
+//! Devices that break promises: a scenario that does not catch them is worth nothing.
+
+use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_runtime::{Buf, BufMut};
+
+use crate::runner::run_seed;
+use crate::{Outcome, Scenario};
+
+/// A device that breaks one promise.
+struct Liar {
+    device: SharedDevice,
+    lie: Lie,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Lie {
+    /// Flushes do nothing.
+    Flush,
+    /// Writes are never durable by themselves.
+    Fua,
+    /// Writes go one block too far now and then.
+    Place,
+}
+
+impl BlockDevice for Liar {
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        self.device.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let end = offset + data.len() as u64;
+        let block = u64::from(self.geometry().block_bytes);
+        let beyond = self.lie == Lie::Place
+            && end < self.geometry().size_bytes
+            && flagstone_runtime::random_u64().is_multiple_of(20);
+        let offset = if beyond { offset + block } else { offset };
+        self.device.write(offset, data, fua && self.lie != Lie::Fua)
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        if self.lie == Lie::Flush { IoFuture::ready(Ok(())) } else { self.device.flush() }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.device.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.device.write_zeroes(offset, len, flags)
+    }
+}
+
+/// A device that breaks this promise, around one that keeps it.
+pub(crate) fn lying(lie: Lie) -> impl Fn(SharedDevice) -> SharedDevice {
+    move |device| std::sync::Arc::new(Liar { device, lie })
+}
+
+/// How many of 40 seeds fail.
+pub(crate) fn caught(run: fn(u64) -> Outcome) -> usize {
+    let scenario = Scenario { name: "liar", about: "", run };
+    (0..40).filter(|seed| run_seed(&scenario, *seed, false).is_err()).count()
+}

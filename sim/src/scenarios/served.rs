@@ -1,0 +1,292 @@
+//! A volume on a file, served over a network to one client, through everything that can fail.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::{FileDevice, FileOptions, IoFuture, SharedDevice};
+use flagstone_nbd::{ClientOptions, Drain, Export, Exports, NbdDevice, Server, ServerOptions};
+use flagstone_nvme::Nqn;
+use flagstone_nvme::pdu::Digests;
+use flagstone_nvmf::host::{HostOptions, RemoteDevice};
+use flagstone_nvmf::target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
+use flagstone_runtime::net::{Address, Listener};
+use flagstone_runtime::sim::{Config, DiskConfig, NodeId, Simulation};
+use flagstone_runtime::{JoinHandle, random_u64, spawn_detached, time};
+
+use crate::load::{Ended, LoadOptions, run as load, verify};
+use crate::model::Shared;
+use crate::{Outcome, Scenario};
+
+/// Over NBD.
+pub const NBD: Scenario = Scenario {
+    name: "nbd",
+    about: "a volume over NBD: no acknowledged flush or FUA write is lost, whatever fails",
+    run: |seed| run(seed, &NBD_FRONT, |device| device),
+};
+
+/// Over NVMe/TCP.
+pub const NVME: Scenario = Scenario {
+    name: "nvme-tcp",
+    about: "a volume over NVMe/TCP: the same, and nothing is carried out late or twice",
+    run: |seed| run(seed, &NVME_FRONT, |device| device),
+};
+
+const DISK: &str = "/dev/disk";
+/// Longer than any disk or server needs to finish what it has in hand.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// What is served of the device: the device itself, or in tests one that breaks promises.
+type Wrap = fn(SharedDevice) -> SharedDevice;
+
+/// A protocol: how a device is served, and how it is attached.
+struct Front {
+    port: u16,
+    /// A request that a client repeats over a new connection may still be carried out for the old
+    /// one, after later requests: the protocol knows no way to rule it out.
+    repeats: bool,
+    /// Serves until the node dies.
+    serve: fn(SharedDevice, Address) -> IoFuture<()>,
+    /// One attempt.
+    attach: fn(Address) -> IoFuture<Option<SharedDevice>>,
+}
+
+const NBD_FRONT: Front = Front { port: 10809, repeats: true, serve: serve_nbd, attach: attach_nbd };
+
+fn serve_nbd(device: SharedDevice, address: Address) -> IoFuture<()> {
+    IoFuture::later(async move {
+        let exports = Exports::new([Export::new("volume", device)]).expect("one export");
+        let listener = Listener::bind(&address).expect("the port is free");
+        let options = ServerOptions::default();
+        Server::new(Arc::new(exports), options, Drain::new()).run(listener).await;
+        Ok(())
+    })
+}
+
+fn attach_nbd(address: Address) -> IoFuture<Option<SharedDevice>> {
+    IoFuture::later(async move {
+        let device = NbdDevice::connect(address, "volume", ClientOptions::default()).await;
+        Ok(device.ok().map(|device| -> SharedDevice { device }))
+    })
+}
+
+const NVME_FRONT: Front =
+    Front { port: 4420, repeats: false, serve: serve_nvme, attach: attach_nvme };
+const NVME_SUBSYSTEM: &str = "nqn.2026-01.io.flagstone:volume";
+
+fn subsystem() -> Nqn {
+    NVME_SUBSYSTEM.parse().expect("a valid name")
+}
+
+fn serve_nvme(device: SharedDevice, address: Address) -> IoFuture<()> {
+    IoFuture::later(async move {
+        let target = Target::new(TargetConfig::default()).expect("the default is valid");
+        let (nqn, serial) = (subsystem(), "1".to_owned());
+        let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new() };
+        target.add_subsystem(subsystem).expect("it is the first");
+        let namespace = NamespaceConfig { nsid: None, device, uuid: [1; 16], read_only: false };
+        target.add_namespace(&nqn, namespace).expect("it is the first");
+        let listener = Listener::bind(&address).expect("the port is free");
+        target.add_listener(&address).expect("an address of TCP");
+        while let Ok(stream) = listener.accept().await {
+            spawn_detached(serve(target.clone(), stream));
+        }
+        Ok(())
+    })
+}
+
+fn attach_nvme(address: Address) -> IoFuture<Option<SharedDevice>> {
+    IoFuture::later(async move {
+        let digests = Digests {
+            header: random_u64().is_multiple_of(4),
+            data: random_u64().is_multiple_of(4),
+        };
+        let queues = 1 + (random_u64() % 3) as u16;
+        let options = HostOptions { digests, queues, ..HostOptions::default() };
+        let device = RemoteDevice::connect(address, &subsystem(), options).await;
+        Ok(device.ok().map(|device| -> SharedDevice { device }))
+    })
+}
+
+/// The world and what is known of it.
+struct Cluster {
+    sim: Simulation,
+    server: NodeId,
+    client: NodeId,
+    model: Shared,
+    front: &'static Front,
+    wrap: Wrap,
+    stop: Rc<Cell<bool>>,
+    depth: usize,
+}
+
+fn run(seed: u64, front: &'static Front, wrap: Wrap) -> Outcome {
+    let sim = Simulation::new(seed, Config::default());
+    let (server, client) = (sim.add_node("server"), sim.add_node("client"));
+    let size_bytes = 4096 << sim.random_between(0, 8);
+    sim.add_disk(server, DISK, DiskConfig::block_device(size_bytes));
+    let model = Shared::new(seed, size_bytes);
+    model.expect_late_changes();
+    let depth = sim.random_between(1, 16) as usize;
+    let stop = Rc::default();
+    let cluster = Cluster { sim, server, client, model, front, wrap, stop, depth };
+    cluster.start_server();
+    let mut loading = cluster.start_client();
+    let faults = cluster.sim.random_between(1, 6);
+    cluster.sim.block_on(async {
+        for _ in 0..faults {
+            let sim = &cluster.sim;
+            time::sleep(sim.random_span(Duration::ZERO, Duration::from_millis(60))).await;
+            cluster.break_something(&mut loading).await;
+        }
+        cluster.sim.heal_all();
+        cluster.stop.set(true);
+        loading.await.expect("nobody ends it");
+    });
+    cluster.check_at_rest();
+    let sim = &cluster.sim;
+    assert_eq!(sim.connections(), 0, "a connection is left\n{}", sim.report());
+    Outcome::of(sim, cluster.model.checks(), faults)
+}
+
+impl Cluster {
+    fn address(&self) -> Address {
+        Address::Tcp((self.sim.ip(self.server), self.front.port).into())
+    }
+
+    fn start_server(&self) {
+        let (serve, address, wrap) = (self.front.serve, self.address(), self.wrap);
+        self.sim.spawn_on(self.server, async move {
+            let device = FileDevice::open(DISK, &FileOptions::default()).expect("it is free");
+            let _ = serve(wrap(device), address).await;
+        });
+    }
+
+    /// Loads the volume, attaching it again when it fails for good, until told to stop.
+    fn start_client(&self) -> JoinHandle<()> {
+        let (attach, address) = (self.front.attach, self.address());
+        let (model, stop, depth) = (self.model.clone(), self.stop.clone(), self.depth);
+        self.sim.spawn_on(self.client, async move {
+            while !stop.get() {
+                let device = attached(attach, &address).await;
+                let options = LoadOptions { stop: stop.clone(), ..LoadOptions::new(depth) };
+                if load(device, model.clone(), options).await == Ended::Stopped {
+                    return;
+                }
+            }
+        })
+    }
+
+    async fn break_something(&self, loading: &mut JoinHandle<()>) {
+        let (sim, server, client) = (&self.sim, self.server, self.client);
+        if self.front.repeats {
+            self.model.changes_may_repeat();
+        }
+        let mut pause = sim.random_span(Duration::ZERO, Duration::from_secs(3));
+        match sim.random_between(0, 8) {
+            0 => sim.partition(server, client),
+            1 => sim.partition_one_way(server, client),
+            2 => sim.partition_one_way(client, server),
+            3 => {
+                sim.reset_connections(server, client);
+                pause = Duration::ZERO;
+            }
+            4 => {
+                sim.stall(server, DISK, sim.random_span(Duration::ZERO, Duration::from_secs(3)));
+                pause = Duration::ZERO;
+            }
+            5 | 6 => {
+                sim.crash(server);
+                self.model.process_ended();
+            }
+            7 => {
+                sim.power_off(server);
+                self.model.power_lost();
+            }
+            _ => sim.crash(client),
+        }
+        // Most outages are short; a long one outlasts every time-out.
+        if sim.chance(0.1) {
+            pause *= 60;
+        }
+        time::sleep(pause).await;
+        if !sim.is_up(server) {
+            sim.restart(server);
+            self.start_server();
+        }
+        if self.front.repeats {
+            self.model.changes_may_repeat();
+        }
+        sim.heal(server, client);
+        if !sim.is_up(client) {
+            // What the dead client had sent is carried out first.
+            time::sleep(QUIET).await;
+            self.model.process_ended();
+            sim.restart(client);
+            *loading = self.start_client();
+        }
+    }
+
+    /// Nothing fails any more: the volume is checked over the network, then everything is closed.
+    fn check_at_rest(&self) {
+        let (attach, address) = (self.front.attach, self.address());
+        let model = self.model.clone();
+        self.sim.run_for(QUIET);
+        self.model.process_ended();
+        let checking = self.sim.spawn_on(self.client, async move {
+            let device = attached(attach, &address).await;
+            verify(&device, &model).await.expect("a sound network and disk");
+        });
+        self.sim.block_on(checking).expect("nobody ends it");
+        self.sim.run_for(Duration::from_secs(2000));
+    }
+}
+
+/// Attaches as soon as the server lets it.
+async fn attached(
+    attach: fn(Address) -> IoFuture<Option<SharedDevice>>,
+    address: &Address,
+) -> SharedDevice {
+    loop {
+        if let Ok(Some(device)) = attach(address.clone()).await {
+            return device;
+        }
+        time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runner::run_seed;
+    use crate::scenarios::liar::{Lie, caught, lying};
+
+    #[test]
+    fn nvme_tcp_keeps_its_promises_and_replays() {
+        for seed in 0..5 {
+            run_seed(&NVME, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
+        }
+    }
+
+    #[test]
+    fn nbd_keeps_its_promises_and_replays() {
+        for seed in 0..5 {
+            run_seed(&NBD, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
+        }
+    }
+
+    #[test]
+    fn servers_of_devices_that_break_promises_are_caught() {
+        let nvme = [
+            caught(|seed| run(seed, &NVME_FRONT, |device| lying(Lie::Flush)(device))),
+            caught(|seed| run(seed, &NVME_FRONT, |device| lying(Lie::Place)(device))),
+        ];
+        let nbd = [
+            caught(|seed| run(seed, &NBD_FRONT, |device| lying(Lie::Flush)(device))),
+            caught(|seed| run(seed, &NBD_FRONT, |device| lying(Lie::Place)(device))),
+        ];
+        let enough = |[flush, place]: [usize; 2]| flush >= 2 && place >= 20;
+        assert!(enough(nvme) && enough(nbd), "{nvme:?} {nbd:?} of 40");
+    }
+}
