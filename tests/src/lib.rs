@@ -5,6 +5,7 @@
 //! - [`process`] reads what `/proc` tells of a process; [`rng`] makes random choices repeatable.
 //! - [`guest`] boots a Linux kernel under QEMU, whose NVMe/TCP host then uses the server.
 //! - [`tools`] runs other programs, and skips a test, visibly, where one is missing.
+//! - [`wire`] makes the first bytes of a connection by hand.
 //! - [`scratch`] gives each test a directory of its own.
 //!
 //! Every wait ends with an event (a line, an exit, an end of file). The limits on waits are
@@ -21,3 +22,4 @@ pub mod rng;
 pub mod scratch;
 pub mod server;
 pub mod tools;
+pub mod wire;

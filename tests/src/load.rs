@@ -105,6 +105,11 @@ impl Load {
         }
     }
 
+    /// The process, as `/proc` knows it.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Kills the load as `kill -9` does.
     pub fn kill(&mut self) {
         // Fails only for a process that has already been waited for.
