@@ -16,7 +16,7 @@ use flagstone_nvme::{Cqe, Nqn, Sqe, Status, Wire};
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::{Buf, buf, driver_name, time};
 
-use super::{NET, Server, eventually, subsystem};
+use super::{Server, eventually, net, subsystem};
 
 /// The most that a read of these tests asks for.
 const DATA_MAX_BYTES: u32 = 32 << 20;
@@ -177,7 +177,7 @@ impl Client {
 
     /// The next PDU, which must be well-formed.
     pub async fn pdu(&mut self) -> Pdu {
-        time::timeout(NET, self.next()).await.expect("the target says something")
+        time::timeout(net(), self.next()).await.expect("the target says something")
     }
 
     async fn next(&mut self) -> Pdu {

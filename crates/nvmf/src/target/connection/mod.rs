@@ -11,21 +11,23 @@
 //!   [`TargetConfig::connection_payload_bytes`](super::TargetConfig) of payload, are in hand: beyond it nothing is received;
 //! - a peer that sends or takes nothing in the midst of something is given up on.
 //!
-//! `receive` parses, `io` and `admin` carry out, `respond` answers.
+//! `receive` parses, `fast` carries out what is plain, `grant` asks for data, `io` and `admin` carry out, `respond` answers.
 
 mod admin;
 mod fast;
+mod grant;
 mod receive;
 mod respond;
 mod transfer;
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_nvme::Status;
 use flagstone_nvme::pdu::{Digests, Encoder, Fatal, Receiver, encode_term_req};
+use flagstone_nvme::{Sqe, Status};
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, sync, time};
@@ -48,6 +50,12 @@ pub(crate) struct Connection {
     outstanding: Cell<u32>,
     /// Payload bytes of those.
     payload_bytes: Cell<usize>,
+    /// Of those, what is being transferred with R2T: it falls by receiving alone.
+    transfer_bytes: Cell<usize>,
+    /// Commands in hand whose data is to be asked for when there is room, and how many bytes.
+    ungranted: RefCell<VecDeque<(Sqe, usize)>>,
+    /// Nothing more is received: nothing more is asked for.
+    ended: Cell<bool>,
     /// Rung when the two above fall, and when a send has ended.
     room: Rc<sync::Notify>,
     /// PDUs received: what the watchdog looks at.
@@ -97,10 +105,11 @@ pub async fn serve(target: Arc<Target>, stream: Stream) {
         _ => tracing::warn!(%peer, "connection ended: {end}"),
     }
     connection.finish(&mut rx, end).await;
-    drop(watchdog);
     if sender.await.is_ok_and(|sent| sent.is_err()) {
         tracing::debug!(%peer, "the host went away before its last responses");
     }
+    // Not before: it is what ends a sender whose host takes nothing.
+    drop(watchdog);
     stream.shutdown();
     connection.detach();
 }
@@ -117,6 +126,9 @@ impl Connection {
             transfers: RefCell::default(),
             outstanding: Cell::new(0),
             payload_bytes: Cell::new(0),
+            transfer_bytes: Cell::new(0),
+            ungranted: RefCell::default(),
+            ended: Cell::new(false),
             room,
             received: Cell::new(0),
             mid_pdu: Cell::new(false),
@@ -146,7 +158,7 @@ impl Connection {
 
     /// Ends in order: commands in hand are awaited, their responses sent if the peer takes them.
     async fn finish(&self, rx: &mut Rx, end: End) {
-        self.transfers.borrow_mut().clear(|payload| self.release(payload));
+        self.give_up_transfers();
         self.room.wait_for(|| (self.outstanding.get() == 0).then_some(())).await;
         // The last that is said: a host that has read it closes.
         if let End::Violation { fatal, offending } = &end {

@@ -161,7 +161,8 @@ impl Connection {
         }
     }
 
-    /// Waits while the queue is full or the connection's budget of payload is spent.
+    /// Waits while the queue is full or the connection's budget of payload is spent. Never for
+    /// transfers: they end by what is received after this.
     #[inline]
     async fn wait_for_room(&self) {
         let entries = self.with_controller(|_, queue| queue.entries).unwrap_or(1);
@@ -174,8 +175,10 @@ impl Connection {
     #[inline]
     pub(super) fn has_room(&self, entries: u16) -> bool {
         let budget = self.target.config().connection_payload_bytes;
+        let payload = self.payload_bytes.get();
+        // Transfers alone must not keep others waiting: their data comes behind those.
         self.outstanding.get() < u32::from(entries)
-            && self.payload_bytes.get() < budget
+            && (payload < budget || payload == self.transfer_bytes.get())
             && self.tx.queued_bytes() < budget
     }
 
@@ -202,7 +205,7 @@ impl Connection {
         }
         rx.skip(frame.data_offset.into());
         if without && let Ok(DataPointer::Transport { data_bytes }) = pointer {
-            return self.without_data(command, data_bytes).await.map(|()| None);
+            return self.without_data(command, data_bytes).map(|()| None);
         }
         let align = self.memory_align(&command);
         let data = self.payload(rx, frame, align).await?;
@@ -221,16 +224,12 @@ impl Connection {
 
     /// A command whose capsule carries no data: `data_bytes` are to be moved in data PDUs, either
     /// way.
-    async fn without_data(self: &Rc<Self>, command: Sqe, data_bytes: u32) -> Result<(), End> {
+    fn without_data(self: &Rc<Self>, command: Sqe, data_bytes: u32) -> Result<(), End> {
         match self.data_from_host(&command, data_bytes) {
             Ok(0) => self.execute_without_data(command)?,
             Ok(wanted) => {
-                let data = buf::alloc(wanted as usize).await;
                 self.advance_queue();
-                self.begin(wanted as usize);
-                let transfer = self.transfers.borrow_mut().insert(command, data);
-                let (tag, cid) = (transfer.expect("as many as a queue has entries"), command.cid);
-                self.request_data(cid.get(), tag, wanted);
+                self.take_transfer(command, wanted as usize);
             }
             Err(status) => {
                 self.advance_queue();
@@ -347,6 +346,7 @@ impl Connection {
             transfers.remove(tag).expect("accepted just now")
         };
         let (cid, payload) = (done.command.cid.get(), data.len());
+        self.transferred(payload);
         if done.digest_error {
             self.complete(cid, Status::TRANSIENT_TRANSPORT_ERROR, payload);
             return Ok(());
