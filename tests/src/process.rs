@@ -46,16 +46,23 @@ fn status_bytes(pid: u32, field: &str) -> u64 {
 }
 
 /// CPU time that a process has used, user and system, all threads, in clock ticks.
-///
-/// # Panics
-/// If there is no such process.
-pub fn cpu_ticks(pid: u32) -> u64 {
+fn cpu_ticks(pid: u32) -> u64 {
     let stat = read(pid, "stat");
     // proc(5): utime and stime are fields 14 and 15; the name, field 2, may hold anything.
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
     let ticks: Vec<u64> = fields.skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
     assert_eq!(ticks.len(), 2, "process {pid}: {stat}");
     ticks.iter().sum()
+}
+
+/// CPU time that a process uses in `span` of time, in clock ticks; longer if the machine is busy.
+///
+/// # Panics
+/// If there is no such process.
+pub fn cpu_ticks_during(pid: u32, span: Duration) -> u64 {
+    let before = cpu_ticks(pid);
+    thread::sleep(span);
+    cpu_ticks(pid) - before
 }
 
 /// File descriptors that a process has open.

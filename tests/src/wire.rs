@@ -2,12 +2,28 @@
 //! or something else.
 
 use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// Longest wait for bytes or the end of a stream. A safety net: they come at once.
+const STREAM_WAIT: Duration = Duration::from_secs(60);
 
 /// Bytes of an ICReq, and of the ICResp that answers it (NVMe/TCP 3.6.2.2, 3.6.2.3).
 pub const NVME_INITIALIZED_BYTES: usize = 128;
 
 /// Bytes that an NBD server says first: two magic numbers and the handshake flags.
 pub const NBD_GREETING_BYTES: usize = 18;
+
+/// Connects to a port of this machine.
+///
+/// # Panics
+/// If nobody listens there.
+pub fn connect(port: u16) -> TcpStream {
+    let stream = TcpStream::connect(("127.0.0.1", port));
+    let stream = stream.unwrap_or_else(|error| panic!("connecting to port {port}: {error}"));
+    stream.set_read_timeout(Some(STREAM_WAIT)).expect("the wait is not zero");
+    stream
+}
 
 /// An ICReq: no digests, no alignment, one R2T.
 pub fn nvme_initialize() -> [u8; NVME_INITIALIZED_BYTES] {

@@ -2,8 +2,6 @@
 //! of their streams, and those that wait for it go on when it is back.
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
-use std::time::Duration;
 
 use rustix::process::Signal;
 
@@ -15,9 +13,6 @@ use flagstone_tests::wire;
 const SIZE_BYTES: u64 = 32 << 20;
 
 const SIGNALS: [Signal; 2] = [Signal::TERM, Signal::INT];
-
-/// Longest wait for a byte or the end of a stream. A safety net.
-const STREAM_WAIT: Duration = Duration::from_secs(60);
 
 fn serve() -> (Server, Scratch) {
     let scratch = Scratch::new();
@@ -100,11 +95,7 @@ fn loads_go_on_after_a_stop_and_a_start() {
 fn idle_clients_see_the_end_of_their_streams() {
     for signal in SIGNALS {
         let (mut server, _scratch) = serve();
-        let connect = |scheme: &str| {
-            let stream = TcpStream::connect(("127.0.0.1", server.port(scheme))).unwrap();
-            stream.set_read_timeout(Some(STREAM_WAIT)).unwrap();
-            stream
-        };
+        let connect = |scheme| wire::connect(server.port(scheme));
         let mut clients = Vec::new();
         for scheme in ["nvme-tcp", "nbd"] {
             // Connections are accepted in order: when the second was answered, the first, which

@@ -3,12 +3,11 @@
 //! allocator or kernel does not pass them; what is measured is printed.
 
 use std::fs;
-use std::thread;
 use std::time::Duration;
 
 use flagstone_tests::load::Load;
 use flagstone_tests::process::{
-    cpu_ticks, descriptors, resident_bytes, resident_peak_bytes, until,
+    cpu_ticks_during, descriptors, resident_bytes, resident_peak_bytes, until,
 };
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::Server;
@@ -70,9 +69,7 @@ fn an_idle_server_is_small_and_uses_no_cpu() {
     assert!(loaded <= IDLE_AFTER_LOADS_BYTES, "{loaded} B resident after loads");
 
     // Two seconds in which nothing happens: however long they really are, asleep is asleep.
-    let before = cpu_ticks(pid);
-    thread::sleep(Duration::from_secs(2));
-    let used = cpu_ticks(pid) - before;
+    let used = cpu_ticks_during(pid, Duration::from_secs(2));
     assert!(used <= 2, "an idle server used {used} clock ticks");
 }
 
@@ -94,9 +91,8 @@ fn an_idle_connection_costs_little() {
     println!("an idle NVMe/TCP connection: {:.1} KiB", each as f64 / 1024.0);
     assert!(each <= IDLE_CONNECTION_BYTES, "{each} B a connection");
 
-    let before = cpu_ticks(pid);
-    thread::sleep(Duration::from_secs(2));
-    println!("100 idle connections for 2 s: {} clock ticks", cpu_ticks(pid) - before);
+    let used = cpu_ticks_during(pid, Duration::from_secs(2));
+    println!("100 idle connections for 2 s: {used} clock ticks");
     drop(load);
     wait_for_descriptors(&server, open);
 }
