@@ -15,7 +15,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::process::descriptors;
 use crate::scratch::Scratch;
+use crate::wire;
 
 /// Longest wait for the server to print a line or to exit. A safety net: it takes milliseconds.
 const SERVER_WAIT: Duration = Duration::from_secs(60);
@@ -170,6 +172,17 @@ impl Server {
     /// The process, as `/proc` knows it.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Descriptors that the server has open when nobody is connected. Counted while one host of
+    /// NVMe/TCP is: some are made just after the addresses are printed, all before it is answered.
+    ///
+    /// # Panics
+    /// If the server does not answer.
+    pub fn idle_descriptors(&self) -> usize {
+        let mut host = wire::connect(self.port("nvme-tcp"));
+        wire::nvme_open(&mut host).expect("a host is answered");
+        descriptors(self.pid()) - 1
     }
 
     /// Kills the server as `kill -9` does: it gets no chance to finish anything.

@@ -9,10 +9,10 @@ use std::time::Duration;
 const STREAM_WAIT: Duration = Duration::from_secs(60);
 
 /// Bytes of an ICReq, and of the ICResp that answers it (NVMe/TCP 3.6.2.2, 3.6.2.3).
-pub const NVME_INITIALIZED_BYTES: usize = 128;
+const NVME_INITIALIZED_BYTES: usize = 128;
 
 /// Bytes that an NBD server says first: two magic numbers and the handshake flags.
-pub const NBD_GREETING_BYTES: usize = 18;
+const NBD_GREETING_BYTES: usize = 18;
 
 /// Connects to a port of this machine.
 ///
@@ -26,11 +26,20 @@ pub fn connect(port: u16) -> TcpStream {
 }
 
 /// An ICReq: no digests, no alignment, one R2T.
-pub fn nvme_initialize() -> [u8; NVME_INITIALIZED_BYTES] {
+pub fn nvme_initialize() -> [u8; 128] {
     let mut pdu = [0; NVME_INITIALIZED_BYTES];
     pdu[2] = NVME_INITIALIZED_BYTES as u8;
     pdu[4] = NVME_INITIALIZED_BYTES as u8;
     pdu
+}
+
+/// Initializes a fresh NVMe/TCP connection, and waits for the answer.
+///
+/// # Errors
+/// The stream's.
+pub fn nvme_open(stream: &mut (impl Read + Write)) -> io::Result<()> {
+    stream.write_all(&nvme_initialize())?;
+    stream.read_exact(&mut [0; NVME_INITIALIZED_BYTES])
 }
 
 /// A command capsule with a Connect of I/O queue `queue` and its data in the capsule. The names

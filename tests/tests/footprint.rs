@@ -51,7 +51,7 @@ fn wait_for_descriptors(server: &Server, before: usize) {
 fn an_idle_server_is_small_and_uses_no_cpu() {
     let (server, _scratch) = serve(&["--cores", "1"]);
     let pid = server.pid();
-    let (fresh, open) = (resident_bytes(pid), descriptors(pid));
+    let (fresh, open) = (resident_bytes(pid), server.idle_descriptors());
     println!("resident, fresh: {:.1} MiB", mib(fresh));
     assert!(fresh <= IDLE_BYTES, "{fresh} B resident");
 
@@ -80,7 +80,7 @@ fn an_idle_connection_costs_little() {
     let pid = server.pid();
     // The first load has the server make what it makes once.
     Load::start(&server.nvme_uri("db"), "--rw randread --ios 1000").wait().assert_complete();
-    let (before, open) = (resident_bytes(pid), descriptors(pid));
+    let (before, open) = (resident_bytes(pid), server.idle_descriptors());
 
     // A read an hour from the second on: its queues are there and idle.
     let queues = format!("--rw randread --depth 128 --queues {CONNECTIONS} --rate 1 --time 1h");

@@ -1,7 +1,7 @@
 //! A thousand connections that say half of something, or nonsense, and go: the server has nothing
 //! left of them, and serves on.
 
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -73,10 +73,7 @@ fn misbehave(server: &Server, scheme: &str, manners: Manners, rng: &mut Rng) -> 
         Manners::Initialized | Manners::InCommand | Manners::ThenGarbage => {
             match scheme {
                 "nbd" => wire::nbd_open(&mut stream, "db").unwrap(),
-                _ => {
-                    stream.write_all(&first).unwrap();
-                    stream.read_exact(&mut [0; wire::NVME_INITIALIZED_BYTES]).unwrap();
-                }
+                _ => wire::nvme_open(&mut stream).unwrap(),
             }
             match manners {
                 Manners::InCommand => cut(&[command, garbage].concat()),
@@ -112,7 +109,7 @@ fn a_thousand_rude_connections_leave_nothing_behind() {
     let volume = format!("db={}", scratch.disk("disk", SIZE_BYTES).display());
     let server = Server::start(&[&volume]);
     let pid = server.pid();
-    let open = descriptors(pid);
+    let open = server.idle_descriptors();
     let mut rng = Rng::from_env("FLAGSTONE_CONNECTIONS_SEED", 1000);
     let settle = || {
         let explain = || format!("{} descriptors, not {open}", descriptors(pid));
