@@ -1,8 +1,11 @@
 //! End-to-end tests: the real `flagstone` program driven by programs that we did not write.
 //!
 //! - [`server`] runs `flagstone serve` on free ports, kills and restarts it.
+//! - [`load`] runs `flagstone load`, whose verified loads are the judge of what was promised.
+//! - [`process`] reads what `/proc` tells of a process; [`rng`] makes random choices repeatable.
 //! - [`guest`] boots a Linux kernel under QEMU, whose NVMe/TCP host then uses the server.
 //! - [`tools`] runs other programs, and skips a test, visibly, where one is missing.
+//! - [`wire`] makes the first bytes of a connection by hand.
 //! - [`scratch`] gives each test a directory of its own.
 //!
 //! Every wait ends with an event (a line, an exit, an end of file). The limits on waits are
@@ -13,6 +16,10 @@
 )]
 
 pub mod guest;
+pub mod load;
+pub mod process;
+pub mod rng;
 pub mod scratch;
 pub mod server;
 pub mod tools;
+pub mod wire;

@@ -15,7 +15,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::process::descriptors;
 use crate::scratch::Scratch;
+use crate::wire;
 
 /// Longest wait for the server to print a line or to exit. A safety net: it takes milliseconds.
 const SERVER_WAIT: Duration = Duration::from_secs(60);
@@ -77,6 +79,8 @@ pub struct Server {
     volumes: Vec<String>,
     /// Where it listens, with the ports that it took, in the order asked for.
     listening: Vec<String>,
+    /// Further arguments, such as `--cores 2`.
+    arguments: Vec<String>,
     scratch: Scratch,
 }
 
@@ -95,12 +99,20 @@ impl Server {
     /// # Panics
     /// If it does not come to serve, with what it printed.
     pub fn start_on(volumes: &[&str], listeners: &[&str]) -> Self {
-        let scratch = Scratch::new();
-        let volumes: Vec<String> = volumes.iter().map(ToString::to_string).collect();
-        let listeners: Vec<String> = listeners.iter().map(ToString::to_string).collect();
-        let (child, lines) = spawn(&volumes, &listeners, &log_path(&scratch));
-        let mut server =
-            Self { child, lines, printed: Vec::new(), volumes, listening: listeners, scratch };
+        Self::start_with(volumes, listeners, &[])
+    }
+
+    /// Like [`Server::start_on`], with further arguments of `flagstone serve`.
+    ///
+    /// # Panics
+    /// If it does not come to serve, with what it printed.
+    pub fn start_with(volumes: &[&str], listeners: &[&str], arguments: &[&str]) -> Self {
+        let owned = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let (volumes, listening) = (owned(volumes), owned(listeners));
+        let (arguments, scratch) = (owned(arguments), Scratch::new());
+        let (child, lines) = spawn(&volumes, &listening, &arguments, &log_path(&scratch));
+        let printed = Vec::new();
+        let mut server = Self { child, lines, printed, volumes, listening, arguments, scratch };
         server.wait_until_serving();
         server
     }
@@ -162,6 +174,17 @@ impl Server {
         self.child.id()
     }
 
+    /// Descriptors that the server has open when nobody is connected. Counted while one host of
+    /// NVMe/TCP is: some are made just after the addresses are printed, all before it is answered.
+    ///
+    /// # Panics
+    /// If the server does not answer.
+    pub fn idle_descriptors(&self) -> usize {
+        let mut host = wire::connect(self.port("nvme-tcp"));
+        wire::nvme_open(&mut host).expect("a host is answered");
+        descriptors(self.pid()) - 1
+    }
+
     /// Kills the server as `kill -9` does: it gets no chance to finish anything.
     pub fn kill(&mut self) {
         // Fails only for a process that has already been waited for.
@@ -176,9 +199,15 @@ impl Server {
     pub fn restart(&mut self) {
         self.kill();
         let before = self.listening.clone();
-        (self.child, self.lines) = spawn(&self.volumes, &before, &log_path(&self.scratch));
+        (self.child, self.lines) =
+            spawn(&self.volumes, &before, &self.arguments, &log_path(&self.scratch));
         self.wait_until_serving();
         assert_eq!(self.listening, before, "the same addresses as before");
+    }
+
+    /// What an NVMe/TCP host calls the subsystem of `volume`.
+    pub fn nvme_uri(&self, volume: &str) -> String {
+        format!("{}/{NQN_PREFIX}{volume}", self.address("nvme-tcp"))
     }
 
     /// Asks the server to stop (SIGTERM), and waits until it has.
@@ -186,8 +215,16 @@ impl Server {
     /// # Panics
     /// If it does not stop.
     pub fn terminate(&mut self) -> ExitStatus {
+        self.stop(Signal::TERM)
+    }
+
+    /// Sends a signal that asks the server to stop, and waits until it has.
+    ///
+    /// # Panics
+    /// If it does not stop.
+    pub fn stop(&mut self, signal: Signal) -> ExitStatus {
         let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::TERM).expect("a child that was not waited for can be signalled");
+        kill_process(pid, signal).expect("a child that was not waited for can be signalled");
         // Its standard output ends when it exits: an event, and `wait` has no time limit.
         loop {
             match self.lines.recv_timeout(SERVER_WAIT) {
@@ -222,7 +259,12 @@ fn log_path(scratch: &Scratch) -> PathBuf {
 }
 
 /// Starts the program; its standard output comes line by line, its log is appended to `log`.
-fn spawn(volumes: &[String], listeners: &[String], log: &Path) -> (Child, Receiver<String>) {
+fn spawn(
+    volumes: &[String],
+    listeners: &[String],
+    arguments: &[String],
+    log: &Path,
+) -> (Child, Receiver<String>) {
     let log = OpenOptions::new().create(true).append(true).open(log).expect("a log can be opened");
     let mut command = Command::new(binary());
     command.arg("serve");
@@ -232,6 +274,7 @@ fn spawn(volumes: &[String], listeners: &[String], log: &Path) -> (Child, Receiv
     for listener in listeners {
         command.args(["--listen", listener]);
     }
+    command.args(arguments);
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use flagstone_blockdev::{
     Delay, DelayConfig, Fault, FaultConfig, FaultRate, FileDevice, FileOptions, Latency,
@@ -14,12 +15,20 @@ use flagstone_nvme::pdu::Digests;
 use flagstone_nvme::{Nqn, Status};
 use flagstone_nvmf::host::{HostError, HostOptions, RemoteDevice};
 use flagstone_runtime::net::{self, Address};
+use flagstone_runtime::time;
 
 use crate::config::{self, Backing, Layer, Volume};
 use crate::device_spec::{DeviceSpec, Host, HostPort, NbdAddress, NbdSpec, NvmeTcpSpec};
 
 /// Block size of devices that have none of their own, in bytes.
 const DEFAULT_BLOCK_BYTES: u32 = 4096;
+
+/// How long to wait for a file or disk that another program has locked, and between two attempts.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
+/// From when on the wait is worth a line.
+const LOCK_SILENCE: Duration = Duration::from_millis(300);
 
 /// Why a device cannot be opened; the text names the device and says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +70,7 @@ pub async fn open_device(
                 block_bytes: options.block_bytes,
                 ..FileOptions::default()
             };
-            FileDevice::open(path, &wanted).map_err(|error| failed(explain(path, &error)))?
+            open_file(path, &wanted).await.map_err(|error| failed(explain(path, &error)))?
         }
         DeviceSpec::Memory { size_bytes } => Arc::new(
             MemoryDevice::new(*size_bytes, block).map_err(|error| failed(error.to_string()))?,
@@ -72,6 +81,30 @@ pub async fn open_device(
         DeviceSpec::NvmeTcp(remote) => open_nvme(remote, options).await.map_err(failed)?,
         DeviceSpec::Nbd(remote) => open_nbd(remote).await.map_err(failed)?,
     })
+}
+
+/// Opens a file or disk, waiting a little for one that is locked: when a server was killed, the
+/// kernel ends its io_uring requests, and with them its lock, some time after the process has gone.
+/// Until then a write of it may still reach the disk, so there is nothing to do but wait.
+async fn open_file(path: &Path, options: &FileOptions) -> io::Result<Arc<FileDevice>> {
+    let begun = time::now();
+    let mut told = false;
+    loop {
+        if !told && begun.elapsed() > LOCK_SILENCE {
+            told = true;
+            let seconds = LOCK_PATIENCE.as_secs();
+            tracing::info!("{} is locked by another program; waiting {seconds} s", path.display());
+        }
+        match FileDevice::open(path, options) {
+            Err(error)
+                if error.kind() == io::ErrorKind::ResourceBusy
+                    && begun.elapsed() < LOCK_PATIENCE =>
+            {
+                time::sleep(LOCK_PAUSE).await;
+            }
+            result => return result,
+        }
+    }
 }
 
 /// The system's words without the path, which [`OpenError`] names, and what to do about the usual

@@ -1,0 +1,80 @@
+//! A process as `/proc` shows it, and waiting for it to come to a state.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longest wait of [`until`]. A safety net: what is waited for takes well under a second.
+const STATE_WAIT: Duration = Duration::from_secs(120);
+
+/// Pause between two looks of [`until`].
+const LOOK_PAUSE: Duration = Duration::from_millis(2);
+
+/// Waits until `holds`.
+///
+/// # Panics
+/// If it does not come to hold, with what `explain` says.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool, explain: impl FnOnce() -> String) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < STATE_WAIT, "waited in vain: {what}\n{}", explain());
+        thread::sleep(LOOK_PAUSE);
+    }
+}
+
+/// Bytes of memory that a process has resident now.
+///
+/// # Panics
+/// If there is no such process.
+pub fn resident_bytes(pid: u32) -> u64 {
+    status_bytes(pid, "VmRSS:")
+}
+
+/// The most bytes of memory that a process has had resident so far.
+///
+/// # Panics
+/// If there is no such process.
+pub fn resident_peak_bytes(pid: u32) -> u64 {
+    status_bytes(pid, "VmHWM:")
+}
+
+fn status_bytes(pid: u32, field: &str) -> u64 {
+    let status = read(pid, "status");
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kibibytes.unwrap_or_else(|| panic!("no {field} of process {pid} in:\n{status}")) << 10
+}
+
+/// CPU time that a process has used, user and system, all threads, in clock ticks.
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = read(pid, "stat");
+    // proc(5): utime and stime are fields 14 and 15; the name, field 2, may hold anything.
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
+    let ticks: Vec<u64> = fields.skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
+    assert_eq!(ticks.len(), 2, "process {pid}: {stat}");
+    ticks.iter().sum()
+}
+
+/// CPU time that a process uses in `span` of time, in clock ticks; longer if the machine is busy.
+///
+/// # Panics
+/// If there is no such process.
+pub fn cpu_ticks_during(pid: u32, span: Duration) -> u64 {
+    let before = cpu_ticks(pid);
+    thread::sleep(span);
+    cpu_ticks(pid) - before
+}
+
+/// File descriptors that a process has open.
+///
+/// # Panics
+/// If there is no such process.
+pub fn descriptors(pid: u32) -> usize {
+    let folder = fs::read_dir(format!("/proc/{pid}/fd"));
+    folder.unwrap_or_else(|error| panic!("descriptors of process {pid}: {error}")).count()
+}
+
+fn read(pid: u32, file: &str) -> String {
+    fs::read_to_string(format!("/proc/{pid}/{file}"))
+        .unwrap_or_else(|error| panic!("{file} of process {pid}: {error}"))
+}

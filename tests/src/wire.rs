@@ -1,0 +1,129 @@
+//! The first bytes that hosts and clients say, made by hand: for tests that must say half of it,
+//! or something else.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// Longest wait for bytes or the end of a stream. A safety net: they come at once.
+const STREAM_WAIT: Duration = Duration::from_secs(60);
+
+/// Bytes of an ICReq, and of the ICResp that answers it (NVMe/TCP 3.6.2.2, 3.6.2.3).
+const NVME_INITIALIZED_BYTES: usize = 128;
+
+/// Bytes that an NBD server says first: two magic numbers and the handshake flags.
+const NBD_GREETING_BYTES: usize = 18;
+
+/// Connects to a port of this machine.
+///
+/// # Panics
+/// If nobody listens there.
+pub fn connect(port: u16) -> TcpStream {
+    let stream = TcpStream::connect(("127.0.0.1", port));
+    let stream = stream.unwrap_or_else(|error| panic!("connecting to port {port}: {error}"));
+    stream.set_read_timeout(Some(STREAM_WAIT)).expect("the wait is not zero");
+    stream
+}
+
+/// An ICReq: no digests, no alignment, one R2T.
+pub fn nvme_initialize() -> [u8; 128] {
+    let mut pdu = [0; NVME_INITIALIZED_BYTES];
+    pdu[2] = NVME_INITIALIZED_BYTES as u8;
+    pdu[4] = NVME_INITIALIZED_BYTES as u8;
+    pdu
+}
+
+/// Initializes a fresh NVMe/TCP connection, and waits for the answer.
+///
+/// # Errors
+/// The stream's.
+pub fn nvme_open(stream: &mut (impl Read + Write)) -> io::Result<()> {
+    stream.write_all(&nvme_initialize())?;
+    stream.read_exact(&mut [0; NVME_INITIALIZED_BYTES])
+}
+
+/// A command capsule with a Connect of I/O queue `queue` and its data in the capsule. The names
+/// are those of `subsystem` and of a host of these tests.
+///
+/// # Panics
+/// If the name is longer than a name may be.
+pub fn nvme_connect(subsystem: &str, queue: u16, entries: u16) -> Vec<u8> {
+    const DATA_BYTES: usize = 1024;
+    const CAPSULE_BYTES: usize = 72;
+    let mut pdu = vec![0; CAPSULE_BYTES + DATA_BYTES];
+    // Common header: CapsuleCmd, header length, data offset, length of the whole.
+    pdu[0] = 4;
+    pdu[2] = CAPSULE_BYTES as u8;
+    pdu[3] = CAPSULE_BYTES as u8;
+    pdu[4..8].copy_from_slice(&((CAPSULE_BYTES + DATA_BYTES) as u32).to_le_bytes());
+    // The command: Fabrics, SGLs, type Connect; data in the capsule, at offset 0.
+    let command = &mut pdu[8..];
+    command[0] = 0x7F;
+    command[1] = 0x40;
+    command[4] = 1;
+    command[32..36].copy_from_slice(&(DATA_BYTES as u32).to_le_bytes());
+    command[39] = 0x01;
+    command[42..44].copy_from_slice(&queue.to_le_bytes());
+    command[44..46].copy_from_slice(&(entries - 1).to_le_bytes());
+    // Its data: host identifier, controller identifier (any), names.
+    let data = &mut pdu[CAPSULE_BYTES..];
+    data[..16].copy_from_slice(b"flagstone tests!");
+    data[16..18].copy_from_slice(&0xFFFF_u16.to_le_bytes());
+    data[256..256 + subsystem.len()].copy_from_slice(subsystem.as_bytes());
+    let host = b"nqn.2014-08.org.nvmexpress:uuid:6a2f43a5-0e4f-4bd1-9c3e-0d3a41a6c5f1";
+    data[512..512 + host.len()].copy_from_slice(host);
+    pdu
+}
+
+/// A client's flags, and the option that opens `export` (`NBD_OPT_GO`, without information
+/// requests).
+///
+/// # Panics
+/// If the name is longer than 4 GiB.
+pub fn nbd_go(export: &str) -> Vec<u8> {
+    // Fixed newstyle, no zeroes.
+    let mut bytes = 3_u32.to_be_bytes().to_vec();
+    let name_bytes = u32::try_from(export.len()).expect("a name is short");
+    bytes.extend(b"IHAVEOPT");
+    bytes.extend(7_u32.to_be_bytes());
+    bytes.extend((4 + name_bytes + 2).to_be_bytes());
+    bytes.extend(name_bytes.to_be_bytes());
+    bytes.extend(export.as_bytes());
+    bytes.extend(0_u16.to_be_bytes());
+    bytes
+}
+
+/// Opens `export` on a fresh connection, to the end of the negotiation.
+///
+/// # Errors
+/// The stream's, and `InvalidData` if the server refuses.
+pub fn nbd_open(stream: &mut (impl Read + Write), export: &str) -> io::Result<()> {
+    /// `NBD_REP_ACK`; errors have the highest bit set.
+    const ACK: u32 = 1;
+    stream.read_exact(&mut [0; NBD_GREETING_BYTES])?;
+    stream.write_all(&nbd_go(export))?;
+    loop {
+        // A magic number, the option, the kind of reply, its length.
+        let mut header = [0; 20];
+        stream.read_exact(&mut header)?;
+        let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|byte| header[at + byte]));
+        let (kind, data_bytes) = (word(12), word(16));
+        io::copy(&mut stream.take(u64::from(data_bytes)), &mut io::sink())?;
+        match kind {
+            ACK => return Ok(()),
+            _ if kind >> 31 == 1 => return Err(io::ErrorKind::InvalidData.into()),
+            _ => {}
+        }
+    }
+}
+
+/// A write request of `len_bytes` at `offset`, without its data.
+pub fn nbd_write(offset: u64, len_bytes: u32) -> Vec<u8> {
+    let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
+    bytes.extend(0_u16.to_be_bytes());
+    bytes.extend(1_u16.to_be_bytes());
+    bytes.extend(7_u64.to_be_bytes());
+    bytes.extend(offset.to_be_bytes());
+    bytes.extend(len_bytes.to_be_bytes());
+    bytes
+}

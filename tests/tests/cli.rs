@@ -1,0 +1,272 @@
+//! The program from its command line: what it takes, what it prints, and its exit codes.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::process::{Command, Output, Stdio};
+
+use flagstone_tests::load::Load;
+use flagstone_tests::scratch::Scratch;
+use flagstone_tests::server::{Server, binary};
+use flagstone_tests::tools;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const SIZE_BYTES: u64 = 8 << 20;
+
+fn flagstone(arguments: &[&str]) -> Output {
+    let mut command = Command::new(binary());
+    command.args(arguments).stdin(Stdio::null());
+    command.output().unwrap_or_else(|error| panic!("running {command:?}: {error}"))
+}
+
+/// Runs the program, which is to end with `code`; what it prints on standard output and error.
+#[track_caller]
+fn expect(code: i32, arguments: &[&str]) -> (String, String) {
+    let output = flagstone(arguments);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (printed, said) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{printed}\n{said}");
+    (printed, said)
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in:\n{text}"))
+}
+
+#[test]
+fn version_names_the_commit() {
+    let (printed, _) = expect(0, &["--version"]);
+    let rest = printed.trim_end().strip_prefix("flagstone ").expect(&printed);
+    let (version, commit) = rest.split_once(' ').expect(&printed);
+    assert_eq!(version, env!("CARGO_PKG_VERSION"));
+    let commit = commit.strip_prefix('(').and_then(|commit| commit.strip_suffix(')'));
+    let commit = commit.expect(&printed);
+    let hex = commit.trim_end_matches("-dirty");
+    let is_commit = hex.len() >= 7 && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+    assert!(is_commit || commit == "unknown", "{printed}");
+    if tools::workspace().join(".git").exists() && tools::find("git").is_some() {
+        assert!(is_commit, "built in a checkout, and does not know of which commit: {printed}");
+    }
+}
+
+#[test]
+fn completions_are_scripts_of_their_shells() {
+    for (shell, marks) in [
+        ("bash", ["complete -F", "--after-crash"]),
+        ("zsh", ["#compdef flagstone", "--after-crash"]),
+        ("fish", ["complete -c flagstone", "after-crash"]),
+    ] {
+        let (printed, _) = expect(0, &["completions", shell]);
+        for mark in marks {
+            assert!(printed.contains(mark), "{shell}: no {mark} in:\n{printed}");
+        }
+        // The shell itself judges, where it is here.
+        if tools::find(shell).is_some() {
+            let scratch = Scratch::new();
+            let script = scratch.join("script");
+            fs::write(&script, &printed).unwrap();
+            tools::run(shell, &["-n", script.to_str().unwrap()]);
+        }
+    }
+    expect(2, &["completions", "tcsh-of-old"]);
+}
+
+#[test]
+fn wrong_command_lines_end_with_2_and_do_nothing() {
+    let scratch = Scratch::new();
+    let disk = scratch.pattern("disk", SIZE_BYTES);
+    let before = fs::read(&disk).unwrap();
+    let disk = disk.to_str().unwrap();
+    for arguments in [
+        &["serve"][..],
+        &["sreve"],
+        &[],
+        &["serve", "--volume", "db"],
+        &["serve", "--volume", &format!("db={disk}"), "--listen", "nvme-tcp://nowhere"],
+        &["serve", "--volume", &format!("db={disk}"), "--memory", "1MiB"],
+        &["load", disk],
+        &["load", disk, "--rw", "randwrite", "--bs", "1000"],
+        &["load", disk, "--rw", "randwrite", "--after-crash", "server"],
+        &["load", disk, "--rw", "randwrite", "--verify", "--size", "16MiB"],
+        &["check"],
+    ] {
+        let (printed, said) = expect(2, arguments);
+        assert_eq!(printed, "", "{arguments:?}");
+        assert!(!said.is_empty(), "{arguments:?} says why");
+    }
+    assert!(fs::read(disk).unwrap() == before, "the disk was written to");
+}
+
+#[test]
+fn what_cannot_be_done_ends_with_1() {
+    let scratch = Scratch::new();
+    let missing = scratch.join("missing");
+    let missing = missing.to_str().unwrap();
+    let (_, said) = expect(1, &["load", missing, "--rw", "randread", "--ios", "1"]);
+    assert!(said.contains(missing), "{said}");
+    let volume = format!("db={missing}");
+    let (_, said) = expect(1, &["serve", "--volume", &volume, "--listen", "nbd://127.0.0.1:0"]);
+    assert!(said.contains(missing), "{said}");
+    // A server that was there, and whose port nobody has taken since it went.
+    let mut server = Server::start(&["db=memory:8MiB"]);
+    let targets = [server.nvme_uri("db"), server.nbd_uri("db")];
+    let unknown = [server.nvme_uri("dbx"), server.nbd_uri("dbx")];
+    for target in &unknown {
+        let (_, said) = expect(1, &["load", target, "--rw", "randread", "--ios", "1"]);
+        assert!(!said.is_empty(), "{target}");
+    }
+    server.kill();
+    for target in &targets {
+        let (_, said) = expect(1, &["load", target, "--rw", "randread", "--ios", "1"]);
+        assert!(!said.is_empty(), "{target}");
+    }
+}
+
+#[test]
+fn a_configuration_file_is_checked_and_served() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk("disk", SIZE_BYTES);
+    let file = scratch.join("flagstone.toml");
+    let text = format!(
+        "[server]\nlisten = [\"nvme-tcp://127.0.0.1:0\", \"nbd://127.0.0.1:0\"]\ncores = 1\n\
+         [volume.db]\ndevice = \"{}\"\nblock_size = 512\n\
+         [volume.scratch]\ndevice = \"memory:16MiB\"\nread_only = true\n\
+         [subsystem.both]\nnamespaces = [\"db\", \"scratch\"]\n",
+        disk.display()
+    );
+    fs::write(&file, text).unwrap();
+    let file = file.to_str().unwrap();
+    let (printed, _) = expect(0, &["check", file]);
+    assert!(printed.contains("ok: 2 volumes, 1 subsystem, 2 addresses"), "{printed}");
+    let report = json(&expect(0, &["check", file, "--json"]).0);
+    assert_eq!(report["ok"], true, "{report:#}");
+
+    // A volume of the command line beside those of the file.
+    let listeners = ["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"];
+    let server = Server::start_with(&["extra=memory:8MiB"], &listeners, &[file]);
+    for (target, blocks) in [
+        (server.nvme_uri("both"), 512),
+        (server.nbd_uri("db"), 512),
+        (server.nvme_uri("extra"), 4096),
+        (server.nbd_uri("extra"), 4096),
+    ] {
+        let line = "--rw randrw --ios 500 --depth 8 --verify";
+        let results = Load::start(&target, line).wait().assert_complete();
+        assert_eq!(results["device"]["size_bytes"], SIZE_BYTES, "{target}: {results:#}");
+        assert_eq!(results["device"]["block_bytes"], blocks, "{target}: {results:#}");
+    }
+    // A volume that is read alone.
+    let target = server.nbd_uri("scratch");
+    Load::start(&target, "--rw randread --ios 100").wait().assert_complete();
+    let ended = Load::start(&target, "--rw randwrite --ios 100").wait();
+    assert!(matches!(ended.code, Some(1 | 2)), "{}\n{:#}", ended.log, ended.results);
+}
+
+#[test]
+fn a_wrong_configuration_is_explained() {
+    let scratch = Scratch::new();
+    let file = scratch.join("wrong.toml");
+    fs::write(&file, "[server]\nlisen = []\ncores = 0\n[volume.db]\ndevice = \"nul:1GiB\"\n")
+        .unwrap();
+    let file = file.to_str().unwrap();
+    let (printed, said) = expect(2, &["check", file]);
+    assert_eq!(printed, "");
+    for part in ["wrong.toml:2:1", "did you mean `listen`?", "wrong.toml:3:9", "wrong.toml:5:10"] {
+        assert!(said.contains(part), "no {part} in:\n{said}");
+    }
+    let report = json(&expect(2, &["check", file, "--json"]).0);
+    assert_eq!(report["ok"], false, "{report:#}");
+    assert_eq!(report["mistakes"].as_array().map(Vec::len), Some(3), "{report:#}");
+    // Serving it says the same.
+    assert_eq!(expect(2, &["serve", file]).1, said);
+    expect(2, &["check", scratch.join("missing.toml").to_str().unwrap()]);
+}
+
+#[test]
+fn a_load_of_a_file_reports_as_text_and_as_json() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk("disk", SIZE_BYTES);
+    let disk = disk.to_str().unwrap();
+    let line = ["load", disk, "--rw", "randrw", "--ios", "1000", "--depth", "4", "--seed", "7"];
+    let (printed, _) = expect(0, &line);
+    for part in ["complete", "IOPS", "p99", "read", "write"] {
+        assert!(printed.contains(part), "no {part} in:\n{printed}");
+    }
+    let results = json(&expect(0, &[&line[..], &["--json"]].concat()).0);
+    assert_eq!(results["schema_version"], 1, "{results:#}");
+    assert_eq!(results["outcome"], "complete", "{results:#}");
+    assert_eq!(results["total"]["ios"], 1000, "{results:#}");
+    assert_eq!(results["total"]["bytes"], 1000 * 4096, "{results:#}");
+    assert_eq!(results["device"]["size_bytes"], SIZE_BYTES, "{results:#}");
+    assert_eq!(results["job"]["seed"], 7, "{results:#}");
+    let by_kind = results["operations"].as_array().expect("a list").iter();
+    let sum: u64 = by_kind.map(|kind| kind["ios"].as_u64().expect("a count")).sum();
+    assert_eq!(sum, 1000, "{results:#}");
+}
+
+#[test]
+fn an_interrupted_load_ends_with_4_and_reports_its_part() {
+    let scratch = Scratch::new();
+    let (disk, state) = (scratch.disk("disk", SIZE_BYTES), scratch.join("state"));
+    let line = "--rw randwrite --time 1h --depth 4";
+    let mut load = Load::start_verified(disk.to_str().unwrap(), line, &state);
+    load.wait_for_records(&state, 100);
+    let pid = Pid::from_raw(load.pid().try_into().unwrap()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    let ended = load.wait();
+    assert_eq!(ended.code, Some(4), "{}\n{:#}", ended.log, ended.results);
+    assert_eq!(ended.results["outcome"], "stopped", "{:#}", ended.results);
+    assert!(ended.results["total"]["ios"].as_u64() >= Some(100), "{:#}", ended.results);
+}
+
+/// What a check after a crash is for: a block that is not what was flushed is found, whatever has
+/// become of it, over every path to it.
+#[test]
+fn damage_between_a_run_and_its_check_ends_with_3() {
+    const BLOCK_BYTES: usize = 4096;
+    let scratch = Scratch::new();
+    let disk = scratch.disk("disk", SIZE_BYTES);
+    let (path, state) = (disk.to_str().unwrap(), scratch.join("state"));
+    // All blocks twice, in order: what is flushed of each is its last write.
+    let line = "--rw write --ios 4096 --depth 16 --flush-every 64";
+    Load::start_verified(path, line, &state).wait().assert_complete();
+    let check = |target: &str, side: &str| {
+        let line = format!("--rw read --depth 8 --after-crash {side}");
+        Load::start_verified(target, &line, &state).wait()
+    };
+    for side in ["client", "server"] {
+        assert_eq!(check(path, side).assert_complete()["verify"]["blocks_checked"], 2048);
+    }
+
+    let file = File::options().read(true).write(true).open(&disk).unwrap();
+    let original = fs::read(&disk).unwrap();
+    let block = |number: usize| &original[number * BLOCK_BYTES..][..BLOCK_BYTES];
+    let mut torn = block(9).to_vec();
+    torn[512..1024].fill(0x5A);
+    for (kind, number, damaged) in [
+        ("lost", 3, vec![0; BLOCK_BYTES]),
+        ("misplaced", 5, block(6).to_vec()),
+        ("corrupt", 7, vec![0x5A; BLOCK_BYTES]),
+        ("torn", 9, torn),
+    ] {
+        let offset = number * BLOCK_BYTES;
+        file.write_all_at(&damaged, offset as u64).unwrap();
+        file.sync_all().unwrap();
+        let server = Server::start(&[&format!("db={path}")]);
+        let targets = [server.nvme_uri("db"), server.nbd_uri("db")];
+        let mut ended: Vec<_> = targets.iter().map(|target| check(target, "server")).collect();
+        drop(server);
+        ended.push(check(path, "client"));
+        for ended in ended {
+            let verify = &ended.results["verify"];
+            assert_eq!(ended.code, Some(3), "{kind}: {}\n{verify:#}", ended.log);
+            assert_eq!(ended.results["outcome"], "verify_failed", "{kind}: {verify:#}");
+            assert_eq!(verify["violations"], 1, "{kind}: {verify:#}");
+            assert_eq!(verify["first"][0]["offset_bytes"], offset, "{kind}: {verify:#}");
+            assert_eq!(verify["first"][0]["kind"], kind, "{verify:#}");
+        }
+        file.write_all_at(block(number), offset as u64).unwrap();
+        file.sync_all().unwrap();
+    }
+    check(path, "server").assert_complete();
+}

@@ -1,0 +1,170 @@
+//! What a server costs while it does nothing, what a connection costs, and that the ceiling of
+//! memory holds under a flood. Bounds are above what was measured, by so much that another
+//! allocator or kernel does not pass them; what is measured is printed.
+
+use std::fs;
+use std::time::Duration;
+
+use flagstone_tests::load::Load;
+use flagstone_tests::process::{
+    cpu_ticks_during, descriptors, resident_bytes, resident_peak_bytes, until,
+};
+use flagstone_tests::scratch::Scratch;
+use flagstone_tests::server::Server;
+
+const MIB: u64 = 1 << 20;
+const SIZE_BYTES: u64 = 256 * MIB;
+
+/// An idle server that has served nobody, with one volume.
+const IDLE_BYTES: u64 = 32 * MIB;
+
+/// An idle server after loads: the buffers that it keeps for the next ones are in it.
+const IDLE_AFTER_LOADS_BYTES: u64 = 64 * MIB;
+
+/// An idle connection of queues for 128 requests.
+const IDLE_CONNECTION_BYTES: u64 = MIB;
+
+/// An I/O connection with 128 requests in progress on a file, beyond their payloads. The aim is
+/// 1 MiB; 1.6 MiB was measured (a request in progress takes some 7 KiB, receive buffers the rest),
+/// and this keeps it from growing.
+const BUSY_CONNECTION_BYTES: u64 = 2 * MIB;
+
+fn serve(arguments: &[&str]) -> (Server, Scratch) {
+    let scratch = Scratch::new();
+    let volume = format!("db={}", scratch.disk("disk", SIZE_BYTES).display());
+    let listeners = ["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"];
+    (Server::start_with(&[&volume], &listeners, arguments), scratch)
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / MIB as f64
+}
+
+/// Waits until no connection is left of those made since there were `before` descriptors.
+fn wait_for_descriptors(server: &Server, before: usize) {
+    let pid = server.pid();
+    let explain = || format!("{} descriptors, not {before}\n{}", descriptors(pid), server.output());
+    until("connections end", || descriptors(pid) <= before, explain);
+}
+
+#[test]
+fn an_idle_server_is_small_and_uses_no_cpu() {
+    let (server, _scratch) = serve(&["--cores", "1"]);
+    let pid = server.pid();
+    let (fresh, open) = (resident_bytes(pid), server.idle_descriptors());
+    println!("resident, fresh: {:.1} MiB", mib(fresh));
+    assert!(fresh <= IDLE_BYTES, "{fresh} B resident");
+
+    for target in [server.nvme_uri("db"), server.nbd_uri("db")] {
+        for line in [
+            "--rw randrw --depth 128 --bs 4k --ios 20000 --size 64MiB --verify",
+            "--rw randrw --depth 16 --bs 1m --ios 400",
+        ] {
+            Load::start(&target, line).wait().assert_complete();
+        }
+    }
+    wait_for_descriptors(&server, open);
+    let loaded = resident_bytes(pid);
+    println!("resident, after loads: {:.1} MiB", mib(loaded));
+    assert!(loaded <= IDLE_AFTER_LOADS_BYTES, "{loaded} B resident after loads");
+
+    // Two seconds in which nothing happens: however long they really are, asleep is asleep.
+    let used = cpu_ticks_during(pid, Duration::from_secs(2));
+    assert!(used <= 2, "an idle server used {used} clock ticks");
+}
+
+#[test]
+fn an_idle_connection_costs_little() {
+    const CONNECTIONS: u16 = 100;
+    let (server, _scratch) = serve(&["--cores", "1"]);
+    let pid = server.pid();
+    // The first load has the server make what it makes once.
+    Load::start(&server.nvme_uri("db"), "--rw randread --ios 1000").wait().assert_complete();
+    let (before, open) = (resident_bytes(pid), server.idle_descriptors());
+
+    // A read an hour from the second on: its queues are there and idle.
+    let queues = format!("--rw randread --depth 128 --queues {CONNECTIONS} --rate 1 --time 1h");
+    let load = Load::start(&server.nvme_uri("db"), &queues);
+    let all = open + usize::from(CONNECTIONS) + 1;
+    until("all queues connect", || descriptors(pid) >= all, || server.output());
+    let each = resident_bytes(pid).saturating_sub(before) / u64::from(CONNECTIONS + 1);
+    println!("an idle NVMe/TCP connection: {:.1} KiB", each as f64 / 1024.0);
+    assert!(each <= IDLE_CONNECTION_BYTES, "{each} B a connection");
+
+    let used = cpu_ticks_during(pid, Duration::from_secs(2));
+    println!("100 idle connections for 2 s: {used} clock ticks");
+    drop(load);
+    wait_for_descriptors(&server, open);
+}
+
+#[test]
+fn a_busy_connection_costs_little_beyond_its_payloads() {
+    const CONNECTIONS: u64 = 16;
+    const DEPTH: u64 = 128;
+    let (server, _scratch) = serve(&["--cores", "1"]);
+    let pid = server.pid();
+    let before = resident_bytes(pid);
+    // Each thread has an association of its own: an admin queue and one I/O queue.
+    let line = format!("--rw randrw --threads {CONNECTIONS} --depth {DEPTH} --ios 40000");
+    Load::start(&server.nvme_uri("db"), &line).wait().assert_complete();
+    let grown = resident_peak_bytes(pid) - before;
+    let payloads = CONNECTIONS * DEPTH * 4096;
+    println!(
+        "{CONNECTIONS} connections with {DEPTH} requests of 4 KiB each: {:.1} MiB at most, {:.1} of them payload",
+        mib(grown),
+        mib(payloads)
+    );
+    assert!(grown <= payloads + CONNECTIONS * BUSY_CONNECTION_BYTES, "{grown} B");
+}
+
+#[test]
+fn the_ceiling_of_memory_holds_under_a_flood_of_reads_and_all_of_it_completes() {
+    flood("randread");
+}
+
+#[test]
+#[ignore = "fails: buffers granted for writes take the whole pool, then no connection can receive"]
+fn the_ceiling_of_memory_holds_under_a_flood_of_writes_and_all_of_it_completes() {
+    flood("randrw --verify");
+}
+
+/// Asks a server for far more memory than it may take.
+fn flood(rw: &str) {
+    const CEILING_BYTES: u64 = 32 * MIB;
+    /// What is not pooled buffers: the program and its connections, 8 MiB; and what the C library's
+    /// heap keeps between blocks of many sizes, up to 55 MiB (measured: none of it when blocks from
+    /// 64 KiB on are mapped, `MALLOC_MMAP_THRESHOLD_=65536`).
+    const FIXED_BYTES: u64 = 96 * MIB;
+    let scratch = Scratch::new();
+    let file = scratch.join("flagstone.toml");
+    let disk = scratch.disk("disk", SIZE_BYTES);
+    let text = format!(
+        "[server]\nmemory = \"32MiB\"\n[server.nbd]\nmax_request = \"4MiB\"\n\
+         [volume.db]\ndevice = \"{}\"\n",
+        disk.display()
+    );
+    fs::write(&file, text).unwrap();
+    let listeners = ["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"];
+    let server = Server::start_with(&[], &listeners, &[file.to_str().unwrap()]);
+    let pid = server.pid();
+
+    // 4 × 4 queues × 16 × 1 MiB and 4 × 16 × 4 MiB: half a gibibyte that hosts want at once.
+    let (nvme, nbd) = (server.nvme_uri("db"), server.nbd_uri("db"));
+    let loads: Vec<_> = (0..8)
+        .map(|number| {
+            let (target, line) = match number % 2 {
+                0 => (&nvme, "--bs 1m --depth 64 --queues 4 --ios 300"),
+                _ => (&nbd, "--bs 4m --depth 16 --ios 80"),
+            };
+            // Each its own part, so that each can be verified.
+            let line = format!("--rw {rw} {line} --size 32MiB --offset {}MiB", number * 32);
+            Load::start(target, &line)
+        })
+        .collect();
+    for load in loads {
+        load.wait().assert_complete();
+    }
+    let peak = resident_peak_bytes(pid);
+    println!("peak under the flood, with a ceiling of 32 MiB: {:.1} MiB", mib(peak));
+    assert!(peak <= CEILING_BYTES + FIXED_BYTES, "{peak} B resident at the peak");
+}
