@@ -4,7 +4,7 @@
 //! at once, and a run of the same input is the same history. What is asserted of every server:
 //! when its clients have gone, their connections and tasks are gone too, in bounded time.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ const RECEIVE_BYTES: usize = 64 << 10;
 pub(crate) struct Client {
     stream: Stream,
     received: Rc<RefCell<Vec<u8>>>,
+    hung_up: Rc<Cell<bool>>,
 }
 
 impl Client {
@@ -38,7 +39,8 @@ impl Client {
             }
         };
         let received = Rc::new(RefCell::new(Vec::new()));
-        let (into, from) = (received.clone(), stream.clone());
+        let hung_up = Rc::new(Cell::new(false));
+        let (into, from, ended) = (received.clone(), stream.clone(), hung_up.clone());
         spawn_detached(async move {
             let mut place: BufMut = buf::alloc(RECEIVE_BYTES).await;
             loop {
@@ -46,11 +48,17 @@ impl Client {
                 place = back;
                 match result {
                     Ok(count) if count > 0 => into.borrow_mut().extend_from_slice(&place[..count]),
-                    _ => return,
+                    _ => return ended.set(true),
                 }
             }
         });
-        Client { stream, received }
+        Client { stream, received, hung_up }
+    }
+
+    /// Whether the server has ended the connection. What it said last may then be cut short: a
+    /// server that ends with bytes unread resets it, as TCP does.
+    pub(crate) fn is_hung_up(&self) -> bool {
+        self.hung_up.get()
     }
 
     /// Sends all of it, unless the server hangs up first.
