@@ -13,7 +13,7 @@ PATH=$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin
 
 # PROGRAM:PACKAGE, or FILE:PACKAGE
 needed=(
-    cc:gcc /usr/include/stdio.h:libc6-dev make:make git:git fio:fio
+    cc:gcc c++:g++ /usr/include/stdio.h:libc6-dev make:make git:git fio:fio
     /etc/ssl/certs/ca-certificates.crt:ca-certificates
 )
 optional=(

@@ -2,6 +2,7 @@
 
 use std::path::{Path as FilePath, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -16,8 +17,10 @@ use crate::report::{Check, Report, Row, SCHEMA_VERSION};
 use crate::server::Server;
 use crate::table::grouped;
 
-/// Seconds before a measurement that are not counted.
-const RAMP_SECONDS: f64 = 0.5;
+/// Seconds before a measurement that are not counted: this part of the measurement's.
+const RAMP_PART: f64 = 0.25;
+/// How long the machine is watched before anything is measured.
+const WATCHED: Duration = Duration::from_millis(500);
 /// Bytes that are verified over each path.
 const VERIFY_BYTES: u64 = 64 << 20;
 /// Seconds of writes and reads over NVMe/TCP before all that was written is read back.
@@ -56,6 +59,10 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report, Error> {
     let size = grouped((options.size_bytes >> 20) as f64);
     progress.end(&format!("filled a file of {size} MiB in {}", scratch.path().display()));
 
+    let before = CpuTime::now()?;
+    std::thread::sleep(WATCHED);
+    let others_busy = CpuTime::now()?.busy_since(before);
+
     progress.begin("starting flagstone serve");
     let server = Server::start(&options.flagstone, &file, &scratch.path().join("serve.log"))?;
     let (device, uri) = (server.nvme_tcp_device(), server.nbd_uri());
@@ -81,6 +88,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report, Error> {
         flagstone: version.output.trim().to_owned(),
         local_engine: engine.to_owned(),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        others_busy,
         volume_bytes: options.size_bytes,
         seconds: options.seconds,
         rows,
@@ -118,7 +126,7 @@ impl Bench<'_> {
 
     fn fio(&self, target: Target<'_>, cell: &Cell) -> Result<Measured, Error> {
         let Options { seconds, size_bytes, .. } = *self.options;
-        let span = Span { seconds, ramp_seconds: RAMP_SECONDS, size_bytes };
+        let span = Span { seconds, ramp_seconds: seconds * RAMP_PART, size_bytes };
         let before = CpuTime::now()?;
         let result = fio::measure(target, cell, span, self.interrupt)?;
         Ok(Measured {
@@ -130,7 +138,8 @@ impl Bench<'_> {
     }
 
     fn load(&self, cell: &Cell) -> Result<Measured, Error> {
-        let times = (self.options.seconds, RAMP_SECONDS);
+        let seconds = self.options.seconds;
+        let times = (seconds, seconds * RAMP_PART);
         let before = CpuTime::now()?;
         let flagstone = &self.options.flagstone;
         let result = load::measure(flagstone, self.device, cell, times, self.interrupt)?;

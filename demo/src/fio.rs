@@ -117,7 +117,7 @@ pub fn verify(
 ) -> Result<(u64, u64), Error> {
     let mut fio = command(target);
     fio.args(["--rw=randwrite", "--bs=4k", "--iodepth=32", "--verify=crc32c", "--do_verify=1"])
-        .args(["--verify_fatal=1", "--verify_backlog=0", "--randrepeat=0"])
+        .args(["--verify_fatal=1", "--verify_state_save=0", "--randrepeat=0"])
         .arg(format!("--size={size_bytes}"));
     let what = "verifying with fio";
     let ended = process::run(&mut fio, interrupt)?;

@@ -9,6 +9,9 @@ use crate::table::{Table, grouped};
 /// Busy so much, the CPUs are what binds, from 0 to 1.
 const CPU_BINDS: f64 = 0.9;
 
+/// Busy so much with other programs, the machine does not show what it can do, from 0 to 1.
+const DISTURBED: f64 = 0.15;
+
 /// One row: a cell over every path.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Row {
@@ -58,6 +61,8 @@ pub struct Report {
     pub local_engine: String,
     /// CPUs that server and clients share.
     pub cpus: usize,
+    /// How busy other programs kept them before anything was measured, 0 to 1.
+    pub others_busy: f64,
     /// Size of the volume.
     pub volume_bytes: u64,
     /// Seconds that each number was measured.
@@ -90,6 +95,12 @@ impl Report {
             text += &format!("NBD skipped: {reason}\n");
         }
         text += &self.binding();
+        if self.others_busy >= DISTURBED {
+            text += &format!(
+                "disturbed: other programs kept the CPUs {:.0} % busy before the first measurement\n",
+                self.others_busy * 100.0
+            );
+        }
         text
     }
 
@@ -185,6 +196,7 @@ mod tests {
             flagstone: "flagstone 0.1.0".to_owned(),
             local_engine: "io_uring".to_owned(),
             cpus: 2,
+            others_busy: 0.0,
             volume_bytes: 1 << 30,
             seconds: 2.0,
             rows: vec![Row { cell, local, nvme_tcp: measured(95_000.0, 336.5, 0.97), nbd }],

@@ -4,13 +4,15 @@
 //! at once, and a run of the same input is the same history. What is asserted of every server:
 //! when its clients have gone, their connections and tasks are gone too, in bounded time.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_runtime::net::{Address, Listener, Stream};
-use flagstone_runtime::sim::{Config, Simulation};
+use flagstone_runtime::sim::{Config, NodeId, Simulation};
 use flagstone_runtime::{Buf, BufMut, SendList, buf, spawn, spawn_detached, time};
+
+use crate::tamper::{self, Tampering};
 
 /// Pooled memory of the process: more is a finding (the request fails and is answered so).
 const MEMORY_BYTES: usize = 64 << 20;
@@ -26,6 +28,7 @@ const RECEIVE_BYTES: usize = 64 << 10;
 pub(crate) struct Client {
     stream: Stream,
     received: Rc<RefCell<Vec<u8>>>,
+    hung_up: Rc<Cell<bool>>,
 }
 
 impl Client {
@@ -38,7 +41,8 @@ impl Client {
             }
         };
         let received = Rc::new(RefCell::new(Vec::new()));
-        let (into, from) = (received.clone(), stream.clone());
+        let hung_up = Rc::new(Cell::new(false));
+        let (into, from, ended) = (received.clone(), stream.clone(), hung_up.clone());
         spawn_detached(async move {
             let mut place: BufMut = buf::alloc(RECEIVE_BYTES).await;
             loop {
@@ -46,11 +50,17 @@ impl Client {
                 place = back;
                 match result {
                     Ok(count) if count > 0 => into.borrow_mut().extend_from_slice(&place[..count]),
-                    _ => return,
+                    _ => return ended.set(true),
                 }
             }
         });
-        Client { stream, received }
+        Client { stream, received, hung_up }
+    }
+
+    /// Whether the server has ended the connection. What it said last may then be cut short: a
+    /// server that ends with bytes unread resets it, as TCP does.
+    pub(crate) fn is_hung_up(&self) -> bool {
+        self.hung_up.get()
     }
 
     /// Sends all of it, unless the server hangs up first.
@@ -97,35 +107,81 @@ where
     C: FnOnce(Address) -> CF,
     CF: Future<Output = ()>,
 {
-    buf::set_memory_limit(MEMORY_BYTES);
-    let mut config = Config::default();
-    // Small pieces of a message in each segment; no rare events that only cost time here.
-    config.network.segment_bytes = 4096;
-    config.network.latency.spike_chance = 0.0;
-    let simulation = Simulation::new(seed, config);
-    let node = simulation.add_node("server");
-    let address = Address::Tcp((simulation.ip(node), 4420).into());
-    let there = address.clone();
-    simulation.spawn_on(node, async move {
-        let listener = Listener::bind(&there).expect("a free port");
-        while let Ok(stream) = listener.accept().await {
-            spawn_detached(serve(stream));
-        }
+    let world = World::new(seed);
+    let address = world.serve(SERVER_PORT, serve);
+    world.converse(async move || client(address).await);
+}
+
+/// The same with someone on the way who tampers with what the server says; `client` is ours here.
+pub(crate) fn run_tampered<S, SF, C, CF>(seed: u64, tampering: Tampering, serve: S, client: C)
+where
+    S: Fn(Stream) -> SF + 'static,
+    SF: Future<Output = ()> + 'static,
+    C: FnOnce(Address) -> CF,
+    CF: Future<Output = ()>,
+{
+    let world = World::new(seed);
+    let server = world.serve(SERVER_PORT, serve);
+    let tampering = Rc::new(tampering);
+    let address = world.serve(SERVER_PORT + 1, move |stream| {
+        tamper::relay(stream, server.clone(), tampering.clone())
     });
-    simulation.run_for(Duration::from_millis(1));
-    let (tasks, operations) = simulation.alive();
-    simulation.block_on(client(address));
-    let world = simulation.world();
-    let deadline = simulation.now();
-    simulation.run_until(Duration::from_secs(1), || {
-        let gone = world.alive() == (tasks, operations) && world.connections() == 0;
-        assert!(
-            gone || world.now().since(deadline) < GONE,
-            "something is left of a client that went away: {:?}, was {:?}\n{}",
-            world.alive(),
-            (tasks, operations),
-            world.report()
-        );
-        gone
-    });
+    world.converse(async move || client(address).await);
+}
+
+const SERVER_PORT: u16 = 4420;
+
+/// A simulated world with one node that serves; clients are the observer's.
+struct World {
+    simulation: Simulation,
+    node: NodeId,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        buf::set_memory_limit(MEMORY_BYTES);
+        let mut config = Config::default();
+        // Small pieces of a message in each segment; no rare events that only cost time here.
+        config.network.segment_bytes = 4096;
+        config.network.latency.spike_chance = 0.0;
+        let simulation = Simulation::new(seed, config);
+        let node = simulation.add_node("server");
+        World { simulation, node }
+    }
+
+    /// Serves every connection to `port`.
+    fn serve<S, SF>(&self, port: u16, serve: S) -> Address
+    where
+        S: Fn(Stream) -> SF + 'static,
+        SF: Future<Output = ()> + 'static,
+    {
+        let address = Address::Tcp((self.simulation.ip(self.node), port).into());
+        let there = address.clone();
+        self.simulation.spawn_on(self.node, async move {
+            let listener = Listener::bind(&there).expect("a free port");
+            while let Ok(stream) = listener.accept().await {
+                spawn_detached(serve(stream));
+            }
+        });
+        address
+    }
+
+    /// Has the clients do what they do; then everything of them must go.
+    fn converse(&self, clients: impl AsyncFnOnce()) {
+        let Self { simulation, .. } = self;
+        simulation.run_for(Duration::from_millis(1));
+        let before = simulation.alive();
+        simulation.block_on(clients());
+        let gone_at = simulation.now();
+        simulation.run_until(Duration::from_secs(1), || {
+            let gone = simulation.alive() == before && simulation.connections() == 0;
+            assert!(
+                gone || simulation.now().since(gone_at) < GONE,
+                "something is left of a client that went away: {:?}, was {before:?}\n{}",
+                simulation.alive(),
+                simulation.report()
+            );
+            gone
+        });
+    }
 }

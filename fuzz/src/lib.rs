@@ -11,11 +11,15 @@
 
 pub mod config;
 mod conversation;
+pub mod nbd_client;
 pub mod nbd_handshake;
 pub mod nbd_request;
 pub mod nbd_server;
 pub mod nvme_command;
+pub mod nvme_host;
 pub mod nvme_pdu;
 pub mod nvme_reply;
 pub mod nvme_target;
+mod remote;
 pub mod spec;
+mod tamper;

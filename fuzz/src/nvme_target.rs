@@ -39,7 +39,7 @@ const IN_CAPSULE_BYTES: u32 = 8 << 10;
 const NAMESPACE_BYTES: u64 = 1 << 20;
 const SUBSYSTEM: &str = "nqn.2026-01.io.flagstone:db";
 
-fn target() -> Arc<Target> {
+pub(crate) fn target() -> Arc<Target> {
     let target = Target::new(TargetConfig {
         mdts_bytes: MDTS_BYTES,
         in_capsule_bytes: IN_CAPSULE_BYTES,
@@ -66,7 +66,7 @@ fn target() -> Arc<Target> {
     target
 }
 
-fn subsystem() -> Nqn {
+pub(crate) fn subsystem() -> Nqn {
     Nqn::new(SUBSYSTEM).expect("a name")
 }
 

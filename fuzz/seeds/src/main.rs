@@ -33,8 +33,10 @@ fn main() -> io::Result<()> {
     nvme::pdu(&corpus)?;
     nvme::commands(&corpus)?;
     nvme::replies(&corpus)?;
+    nvme::tampered(&corpus)?;
     nbd::handshakes(&corpus)?;
     nbd::requests(&corpus)?;
+    nbd::tampered(&corpus)?;
     text::configurations(&corpus)?;
     text::specs(&corpus)
 }

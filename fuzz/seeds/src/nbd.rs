@@ -4,6 +4,7 @@ use std::io;
 
 use flagstone_nbd::wire::handshake_flag;
 use flagstone_nbd::wire::option::{info, info_request, option, put_option};
+use flagstone_nbd::wire::reply::{put_data, put_simple};
 use flagstone_nbd::wire::request::{Cookie, Request, command, command_flag};
 
 use super::Corpus;
@@ -148,4 +149,24 @@ pub(crate) fn requests(corpus: &Corpus) -> io::Result<()> {
         corpus.put("nbd_request", name, &[&[0b10011], &request.encode()[..]].concat())?;
     }
     Ok(())
+}
+
+/// `nbd_client`: what a server may say, in the place of, and between, what it does say.
+pub(crate) fn tampered(corpus: &Corpus) -> io::Result<()> {
+    let mut simple = [0; 16];
+    put_simple(&mut simple, Cookie(1), 5);
+    let mut data = [0; 28];
+    put_data(&mut data, Cookie(1), 0, 512);
+    let words: [(&str, &[u8]); 4] =
+        [("simple", &simple), ("data", &data), ("ones", &[0xff; 8]), ("zeroes", &[0; 24])];
+    // The greeting; the answer to structured replies; to GO, its size; the first replies.
+    for (at, pass_bytes) in [0_u16, 18, 38, 58, 60, 100, 130, 200].into_iter().enumerate() {
+        for (index, (name, bytes)) in words.iter().enumerate() {
+            let (how, connection) = ((index + at) as u8 % 4, u8::from(at == 7));
+            let [low, high] = pass_bytes.to_le_bytes();
+            let input = [&[1, how | connection << 2, low, high], *bytes].concat();
+            corpus.put("nbd_client", &format!("{name}-{at}"), &input)?;
+        }
+    }
+    corpus.put("nbd_client", "untouched", &[0, 0, 0, 0])
 }

@@ -273,3 +273,34 @@ pub(crate) fn replies(corpus: &Corpus) -> io::Result<()> {
     let status = Status::CONNECT_INVALID_PARAMETERS.dnr();
     put(7, "completion", Cqe::with_result(1, status, 0x1_0100).bytes())
 }
+
+/// `nvme_host`: PDUs in the place of, and between, what a target says on each connection.
+pub(crate) fn tampered(corpus: &Corpus) -> io::Result<()> {
+    let encoder = Encoder::new(Digests::default(), 0);
+    let written = |write: &dyn Fn(&mut [u8]) -> Option<usize>| {
+        let mut out = [0; ENCODED_HEADER_MAX_BYTES];
+        let len = write(&mut out).expect("it fits");
+        out[..len].to_vec()
+    };
+    let last = DataFlags { last: true, success: false };
+    let mut term_req = [0; TERM_REQ_MAX_BYTES];
+    let end = encode_term_req(&mut term_req, Receiver::Controller, Fatal::SEQUENCE, &[4; 8]);
+    let pdus: [(&str, Vec<u8>); 6] = [
+        ("resp", written(&|out| encoder.capsule_resp(out, &Cqe::new(1, Status::INVALID_FIELD)))),
+        ("r2t", written(&|out| encoder.r2t(out, 1, 1, 0, 4096))),
+        ("data", written(&|out| encoder.c2h_data(out, 1, 0, 512, last))),
+        ("term-req", term_req[..end.expect("it fits")].to_vec()),
+        ("initialize", InitializeResponse::new(Digests::default(), 0, 4096).bytes().to_vec()),
+        ("ones", vec![0xff; 8]),
+    ];
+    // ICResp alone; with the response of Connect; of the first property; into the data of Identify.
+    for (at, pass_bytes) in [0_u16, 128, 152, 176, 300, 4600].into_iter().enumerate() {
+        for (index, (name, pdu)) in pdus.iter().enumerate() {
+            let (how, connection) = ((index + at) as u8 % 4, at as u8 % 4);
+            let [low, high] = pass_bytes.to_le_bytes();
+            let input = [&[0, how | connection << 2, low, high], &pdu[..]].concat();
+            corpus.put("nvme_host", &format!("{name}-{at}"), &input)?;
+        }
+    }
+    corpus.put("nvme_host", "untouched", &[3, 0, 0, 0])
+}

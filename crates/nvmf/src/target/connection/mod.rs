@@ -168,13 +168,14 @@ impl Connection {
     /// Ends in order: commands in hand are awaited, their responses sent if the peer takes them.
     async fn finish(&self, rx: &mut Rx, end: End) {
         self.give_up_transfers();
-        self.room.wait_for(|| (self.outstanding.get() == 0).then_some(())).await;
-        // The last that is said: a host that has read it closes.
         if let End::Violation { fatal, offending } = &end {
             self.tx.header(HEADER_BYTES_MAX, |out| {
                 encode_term_req(out, Receiver::Controller, *fatal, offending)
             });
+            // The last that is said: what commands in hand come to is not told any more.
+            self.tx.finish();
         }
+        self.room.wait_for(|| (self.outstanding.get() == 0).then_some(())).await;
         self.tx.finish();
         if matches!(end, End::Violation { .. }) {
             // The peer reads the reason and closes; what it still sends is thrown away.

@@ -1,0 +1,49 @@
+//! Our NBD client, against a real server whose words are tampered with on the way.
+//!
+//! Input: one byte of parameters (bit 0: the export is found by its name; bits 7:1: seed of the
+//! network), then what `tamper` reads. As with `nvme_host`, calls must end, and nothing may be
+//! left.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::MemoryDevice;
+use flagstone_nbd::{ClientOptions, Drain, Export, Exports, NbdDevice, Server, ServerOptions};
+use flagstone_runtime::time;
+
+use crate::conversation;
+use crate::remote;
+use crate::tamper::Tampering;
+
+/// All that a client may take for everything that it is asked here, its time-outs included.
+const PATIENCE: Duration = Duration::from_secs(120);
+const EXPORT_BYTES: u64 = 1 << 20;
+
+/// Attaches and uses an export.
+pub fn run(input: &[u8]) {
+    let Some((&parameters, rest)) = input.split_first() else { return };
+    let Some(tampering) = Tampering::parse(rest) else { return };
+    let device = MemoryDevice::new(EXPORT_BYTES, 512).expect("a valid size");
+    let export = Export::new("db", Arc::new(device));
+    let exports = Arc::new(Exports::new([export]).expect("one name"));
+    let server = Server::new(exports, ServerOptions::default(), Drain::new());
+    let serve = move |stream| {
+        let server = server.clone();
+        async move { drop(server.serve(stream).await) }
+    };
+    let options = ClientOptions {
+        connect_timeout: Duration::from_secs(2),
+        stall_timeout: Duration::from_secs(1),
+        request_timeout: Duration::from_secs(5),
+        ..ClientOptions::default()
+    };
+    let name = if parameters & 1 == 0 { "" } else { "db" };
+    conversation::run_tampered(u64::from(parameters >> 1), tampering, serve, async |address| {
+        let all = async {
+            if let Ok(device) = NbdDevice::connect(address, name, options).await {
+                remote::use_device(&*device).await;
+            }
+        };
+        time::timeout(PATIENCE, all).await.expect("a client gives up in time");
+    });
+}
