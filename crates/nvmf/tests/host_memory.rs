@@ -3,7 +3,6 @@
 #![allow(missing_docs)]
 
 mod host_common;
-#[allow(unused_imports)]
 mod support;
 
 use flagstone_blockdev::BlockDevice;

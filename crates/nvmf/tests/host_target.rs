@@ -2,7 +2,6 @@
 #![allow(missing_docs)]
 
 mod host_common;
-#[allow(unused_imports)]
 mod support;
 
 use std::time::Duration;
