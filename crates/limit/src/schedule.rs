@@ -1,0 +1,273 @@
+//! When commands go, and in which order. Pure: the time is an argument, nothing here waits.
+//!
+//! A command may go when every meter that it counts against is free. Among those that may, the flow
+//! (connection) that has had the least goes first: fair queueing by start times in virtual time
+//! (start-time fair queueing), over several resources as in dominant resource fair queueing
+//! (Ghodsi and others, SIGCOMM 2012, the memoryless form): a flow's claim is the larger of those on
+//! the budgets that the command takes from. Within a flow commands of a class keep their order, and
+//! where reads and writes share a budget, they too.
+//!
+//! Reads that wait for a budget of their own do not hold up writes, nor the other way round; and
+//! when both take from one budget, the order of turns lets neither starve.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::task::Waker;
+
+use crate::flows::Flows;
+use crate::limits::{FLOW_WAITING_MAX, WAITING_MAX};
+use crate::meter::{self, CLASSES, Class, DOMAINS, Domain, Meter, Ticks};
+use crate::rates::{IoUnit, Limit};
+use crate::waiting::{Request, Ticket, Waiting};
+
+/// What becomes of a command that arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entered {
+    /// It goes now.
+    Go,
+    /// It waits.
+    Wait(Ticket),
+    /// Too many wait: it is to ask again later.
+    Full,
+}
+
+/// A lane's entry in the order of turns: the start of its first command in virtual time, that
+/// command's number, and its flow.
+type Turn = Reverse<(Ticks, u64, u32)>;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    meters: Vec<Meter>,
+    units: [IoUnit; 2],
+    /// The latest time that anyone knew: cores may ask in another order than their clocks.
+    now: Ticks,
+    flows: Flows,
+    waiting: Waiting,
+    waiting_of: [usize; CLASSES.len()],
+    turns: [BinaryHeap<Turn>; CLASSES.len()],
+    /// Of each domain: the start of the last command that went, and the furthest end of any.
+    virtual_now: [Ticks; DOMAINS],
+    furthest: [Ticks; DOMAINS],
+}
+
+impl Schedule {
+    pub(crate) fn new(limit: &Limit) -> Schedule {
+        Schedule {
+            meters: meter::meters(limit),
+            units: [limit.read_unit, limit.write_unit],
+            now: Ticks::MIN / 4,
+            flows: Flows::new(),
+            waiting: Waiting::new(),
+            waiting_of: [0; CLASSES.len()],
+            turns: Default::default(),
+            virtual_now: [0; DOMAINS],
+            furthest: [0; DOMAINS],
+        }
+    }
+
+    /// A command of a flow arrives.
+    pub(crate) fn enter(&mut self, now: Ticks, flow: u64, request: Request) -> Entered {
+        if self.meters.is_empty() && self.waiting.count() == 0 {
+            return Entered::Go;
+        }
+        self.now = self.now.max(now);
+        let flow = self.flows.slot(flow, &self.virtual_now);
+        if self.waiting.count() == 0 && self.free_at(request.class) <= self.now {
+            // Nobody has a claim from before: all that was wanted was had.
+            self.virtual_now = self.furthest;
+            self.charge(flow, request);
+            return Entered::Go;
+        }
+        let place = self.flows.get_mut(flow);
+        let full = self.waiting.count() >= WAITING_MAX && place.waiting > 0;
+        if full || place.waiting >= FLOW_WAITING_MAX {
+            return Entered::Full;
+        }
+        place.waiting += 1;
+        let class = request.class.index();
+        let ticket = self.waiting.push(&mut place.lanes[class], flow, request);
+        self.waiting_of[class] += 1;
+        self.queue(flow, request.class);
+        Entered::Wait(ticket)
+    }
+
+    /// The next command whose turn has come, if there is one: it is charged for, and goes.
+    pub(crate) fn next(&mut self, now: Ticks) -> Option<Ticket> {
+        self.now = self.now.max(now);
+        let mut best: Option<(Ticks, u64, u32, Class)> = None;
+        for class in CLASSES {
+            if self.waiting_of[class.index()] == 0 || self.free_at(class) > self.now {
+                continue;
+            }
+            if let Some((start, number, flow)) = self.first(class)
+                && best.is_none_or(|best| (start, number) < (best.0, best.1))
+            {
+                best = Some((start, number, flow, class));
+            }
+        }
+        let (_, _, flow, class) = best?;
+        self.turns[class.index()].pop();
+        let place = self.flows.get_mut(flow);
+        place.queued[class.index()] = false;
+        place.waiting -= 1;
+        let lane = &mut place.lanes[class.index()];
+        let (ticket, _) = self.waiting.first(lane).expect("looked at above");
+        self.waiting.grant(lane, ticket);
+        self.waiting_of[class.index()] -= 1;
+        self.charge(flow, self.waiting.request(ticket));
+        self.queue(flow, class);
+        Some(ticket)
+    }
+
+    /// When the next command can go, if any waits.
+    pub(crate) fn due(&self) -> Option<Ticks> {
+        let classes = CLASSES.into_iter().filter(|class| self.waiting_of[class.index()] > 0);
+        classes.map(|class| self.free_at(class)).min()
+    }
+
+    /// Frees the place of a command that goes, or went away: what it was charged is given back
+    /// then.
+    pub(crate) fn leave(&mut self, ticket: Ticket, goes: bool) {
+        if !self.waiting.is_granted(ticket) {
+            let (class, flow) = (self.waiting.request(ticket).class, self.waiting.flow(ticket));
+            let place = self.flows.get_mut(flow);
+            place.waiting -= 1;
+            self.waiting_of[class.index()] -= 1;
+            return self.waiting.remove(&mut place.lanes[class.index()], ticket);
+        }
+        if !goes {
+            let request = self.waiting.request(ticket);
+            let ios = self.ios(request);
+            for meter in self.meters.iter_mut().filter(|meter| meter.counts(request.class)) {
+                meter.refund(meter.cost(request.class, ios, request.bytes));
+            }
+        }
+        self.waiting.free(ticket);
+    }
+
+    /// Takes other numbers. What is owed and saved stays; those who wait keep their order.
+    pub(crate) fn set(&mut self, now: Ticks, limit: &Limit) {
+        self.now = self.now.max(now);
+        let earlier = std::mem::replace(&mut self.meters, meter::meters(limit));
+        meter::inherit(&mut self.meters, self.now, &earlier);
+        self.units = [limit.read_unit, limit.write_unit];
+        // Claims of the old rates mean nothing at the new ones.
+        self.virtual_now = self.furthest;
+        for class in CLASSES {
+            self.turns[class.index()].clear();
+        }
+        for slot in 0..self.flows.len() {
+            let place = self.flows.get_mut(slot);
+            place.finish = self.virtual_now;
+            place.queued = Default::default();
+            for class in CLASSES {
+                self.queue(slot, class);
+            }
+        }
+    }
+
+    pub(crate) fn is_granted(&self, ticket: Ticket) -> bool {
+        self.waiting.is_granted(ticket)
+    }
+
+    pub(crate) fn wait(&mut self, ticket: Ticket, waker: &Waker) {
+        self.waiting.wait(ticket, waker);
+    }
+
+    pub(crate) fn take_waker(&mut self, ticket: Ticket) -> Option<Waker> {
+        self.waiting.take_waker(ticket)
+    }
+
+    pub(crate) fn any_waker(&mut self) -> Option<Waker> {
+        self.waiting.any_waker()
+    }
+
+    /// Number of commands that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.count()
+    }
+
+    /// Number of flows of which a command waits.
+    pub(crate) fn waiting_flows(&self) -> usize {
+        self.flows.waiting()
+    }
+
+    /// When all meters that a class counts against are free.
+    fn free_at(&self, class: Class) -> Ticks {
+        let meters = self.meters.iter().filter(|meter| meter.counts(class));
+        meters.map(Meter::free_at).max().unwrap_or(Ticks::MIN)
+    }
+
+    fn ios(&self, request: Request) -> u32 {
+        match request.class {
+            Class::Read => self.units[0].count(request.bytes),
+            Class::Write => self.units[1].count(request.bytes),
+            Class::Control => 1,
+        }
+    }
+
+    /// Takes a command's cost from its meters, and notes it as had by its flow: in each domain, of
+    /// the scarcest resource.
+    fn charge(&mut self, flow: u32, request: Request) {
+        let ios = self.ios(request);
+        let mut share = [0; DOMAINS];
+        for meter in self.meters.iter_mut().filter(|meter| meter.counts(request.class)) {
+            let cost = meter.cost(request.class, ios, request.bytes);
+            meter.charge(self.now, cost);
+            let share = &mut share[meter.domain() as usize];
+            *share = cost.max(*share);
+        }
+        let finish = &mut self.flows.get_mut(flow).finish;
+        for domain in (0..DOMAINS).filter(|domain| share[*domain] > 0) {
+            let start = finish[domain].max(self.virtual_now[domain]);
+            self.virtual_now[domain] = start;
+            finish[domain] = start + share[domain];
+            self.furthest[domain] = self.furthest[domain].max(finish[domain]);
+        }
+    }
+
+    /// Gives a lane its entry in the order of turns, if it has none and anything in it.
+    fn queue(&mut self, flow: u32, class: Class) {
+        let place = self.flows.get_mut(flow);
+        if place.queued[class.index()] {
+            return;
+        }
+        if let Some((_, number)) = self.waiting.first(&place.lanes[class.index()]) {
+            place.queued[class.index()] = true;
+            let now = claim(class, &self.virtual_now);
+            let start = claim(class, &place.finish).max(now);
+            self.turns[class.index()].push(Reverse((start, number, flow)));
+        }
+    }
+
+    /// The first of a class in the order of turns. Entries are corrected here: of lanes whose first
+    /// command went away, and of flows that have had more since.
+    fn first(&mut self, class: Class) -> Option<(Ticks, u64, u32)> {
+        loop {
+            let Reverse((start, number, flow)) = *self.turns[class.index()].peek()?;
+            let place = self.flows.get_mut(flow);
+            let first = self.waiting.first(&place.lanes[class.index()]);
+            let claim = claim(class, &place.finish).max(start);
+            if first.is_some_and(|first| first.1 == number) && claim == start {
+                return Some((start, number, flow));
+            }
+            self.turns[class.index()].pop();
+            match first {
+                None => place.queued[class.index()] = false,
+                Some((_, number)) => {
+                    self.turns[class.index()].push(Reverse((claim, number, flow)));
+                }
+            }
+        }
+    }
+}
+
+/// What a class has to look at of a virtual time for each domain: the later one.
+fn claim(class: Class, times: &[Ticks; DOMAINS]) -> Ticks {
+    let own = if class == Class::Read { Domain::Reads } else { Domain::Writes };
+    times[Domain::Both as usize].max(times[own as usize])
+}
+
+#[cfg(test)]
+mod tests;
