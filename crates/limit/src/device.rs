@@ -2,7 +2,7 @@
 //!
 //! | call | counts as |
 //! | --- | --- |
-//! | read | a read: its I/Os (see [`crate::IoUnit`]) and its bytes |
+//! | read | a read: its I/Os (see [`crate::IoSize`]) and its bytes |
 //! | write | a write: its I/Os and its bytes |
 //! | flush, discard, write_zeroes | one I/O of the writes, no bytes: no payload moves |
 //! | a call that the device would refuse for its range, or as read-only | nothing |

@@ -26,4 +26,4 @@ mod waiting;
 pub use device::Limited;
 pub use emulate::{Emulated, EmulationConfig, ServiceTime};
 pub use limiter::{Limiter, Status};
-pub use rates::{Budget, Burst, ConfigError, IoUnit, Limit, Mix, Rate};
+pub use rates::{Budget, Burst, ConfigError, IoSize, IoStep, Limit, Mix, Rate};

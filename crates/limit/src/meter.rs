@@ -9,7 +9,7 @@
 //! tolerance + one command.
 
 use crate::limits::CATCH_UP;
-use crate::rates::{Budget, Limit, Mix, Rate};
+use crate::rates::{Budget, Limit, Mix, ONE_IO, Rate};
 
 /// Time in units of 2^-32 ns. Signed: clocks may lie before the runtime's epoch.
 pub(crate) type Ticks = i128;
@@ -121,11 +121,12 @@ impl Meter {
         }
     }
 
-    /// The time that so many I/Os or bytes take of a class that counts here.
-    pub(crate) fn cost(&self, class: Class, ios: u32, bytes: u32) -> Ticks {
+    /// The time that a command of a class that counts here takes: so many millionths of an I/O, or
+    /// bytes.
+    pub(crate) fn cost(&self, class: Class, io_millionths: u64, bytes: u32) -> Ticks {
         let one = self.cost[usize::from(class != Class::Read)];
         match self.role.resource {
-            Resource::Ios => one * i128::from(ios),
+            Resource::Ios => one * i128::from(io_millionths) / i128::from(ONE_IO),
             Resource::Bytes => one * i128::from(bytes),
         }
     }
@@ -226,7 +227,7 @@ mod tests {
         let mut now = from;
         while now < from + span {
             if meter.free_at() <= now {
-                meter.charge(now, meter.cost(Class::Read, 1, 0));
+                meter.charge(now, meter.cost(Class::Read, ONE_IO, 0));
                 count += 1;
             } else {
                 now = meter.free_at();
@@ -244,7 +245,7 @@ mod tests {
             let ahead = rate / 200 + 1;
             assert!((rate..=rate + ahead).contains(&first), "{rate}: {first}");
             // An hour later, in one step: as a clock has it, no matter how many there were.
-            let cost = meter.cost(Class::Read, 1, 0);
+            let cost = meter.cost(Class::Read, ONE_IO, 0);
             let before = meter.free_at();
             for _ in 0..1000 {
                 meter.charge(before, cost);
@@ -269,7 +270,7 @@ mod tests {
     fn changed_numbers_keep_what_is_owed_and_what_is_saved() {
         let mut slow = one(Rate::new(10));
         for _ in 0..6 {
-            slow.charge(0, slow.cost(Class::Read, 1, 0));
+            slow.charge(0, slow.cost(Class::Read, ONE_IO, 0));
         }
         let mut fast = [one(Rate::new(1000))];
         inherit(&mut fast, 0, &[slow.clone()]);
@@ -278,7 +279,7 @@ mod tests {
 
         let mut bucket = one(Rate::new(100).bursting(200, 10));
         for _ in 0..400 {
-            bucket.charge(0, bucket.cost(Class::Read, 1, 0));
+            bucket.charge(0, bucket.cost(Class::Read, ONE_IO, 0));
         }
         let mut larger = [one(Rate::new(200).bursting(400, 10))];
         inherit(&mut larger, 0, &[bucket]);

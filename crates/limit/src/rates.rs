@@ -12,9 +12,9 @@ pub struct Limit {
     /// Bytes a second, of the payload of reads and writes.
     pub bytes: Budget,
     /// What a read counts as among the I/Os.
-    pub read_unit: IoUnit,
+    pub read_size: IoSize,
     /// What a write counts as among the I/Os.
-    pub write_unit: IoUnit,
+    pub write_size: IoSize,
 }
 
 /// The rates of one resource. Each that is given holds; none is no limit.
@@ -60,14 +60,42 @@ pub struct Burst {
     pub credit: u64,
 }
 
-/// What a large I/O counts as.
+/// What an I/O counts as by its size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct IoUnit {
-    /// One I/O for each so many bytes, begun or whole; 0: any I/O is one.
-    pub bytes: u32,
-    /// But never more than this; 0: no bound.
-    pub most: u32,
+pub enum IoSize {
+    /// Any I/O is one.
+    #[default]
+    One,
+    /// One I/O for each so many bytes, begun or whole.
+    Units {
+        /// 1 or more.
+        bytes: u32,
+    },
+    /// More from some sizes on: what the last step below an I/O's size says; below the first, one.
+    /// Where a disk has 15,000 writes a second of 8 KB and 7,500 of any larger size, a write of
+    /// more than 8 KB counts as two.
+    Steps([IoStep; STEPS_MAX]),
 }
+
+/// An I/O larger than a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoStep {
+    /// In bytes; ascending. [`u32::MAX`] for steps that are not used.
+    pub above_bytes: u32,
+    /// It counts as so many millionths of an I/O, 1 to 1,000 I/Os.
+    pub millionths: u32,
+}
+
+impl IoStep {
+    /// A step that is not used.
+    pub const NONE: IoStep = IoStep { above_bytes: u32::MAX, millionths: ONE_IO as u32 };
+}
+
+/// Steps of [`IoSize::Steps`].
+pub const STEPS_MAX: usize = 4;
+
+/// One I/O, in millionths.
+pub(crate) const ONE_IO: u64 = 1_000_000;
 
 /// Numbers that a limit cannot be made of; the text says what is accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -91,6 +119,9 @@ pub enum ConfigError {
     /// A shared budget needs both rates.
     #[error("reads and writes that share a budget need a rate each, both with a burst or neither")]
     Shared,
+    /// Not a way to count.
+    #[error("I/Os count as one for each 1 B or more, or in ascending steps as 1 to 1,000")]
+    IoSize,
     /// Not a latency.
     #[error("a service latency of {0:?} is not possible: use more than 0, to 60 s")]
     Latency(std::time::Duration),
@@ -177,18 +208,49 @@ impl Limit {
     /// Says which number is not possible, and what is.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.ios.check()?;
-        self.bytes.check()
+        self.bytes.check()?;
+        self.read_size.check()?;
+        self.write_size.check()
     }
 }
 
-impl IoUnit {
-    /// What an I/O of `bytes` counts as: 1 or more.
-    pub fn count(&self, bytes: u32) -> u32 {
-        if self.bytes == 0 {
-            return 1;
+impl IoSize {
+    /// Steps, at most [`STEPS_MAX`]: I/Os above so many bytes count as so many millionths.
+    ///
+    /// # Errors
+    /// [`ConfigError::IoSize`] for too many, or what [`Limit::check`] refuses.
+    pub fn steps(steps: impl IntoIterator<Item = IoStep>) -> Result<IoSize, ConfigError> {
+        let mut all = [IoStep::NONE; STEPS_MAX];
+        for (index, step) in steps.into_iter().enumerate() {
+            *all.get_mut(index).ok_or(ConfigError::IoSize)? = step;
         }
-        let most = if self.most == 0 { u32::MAX } else { self.most };
-        bytes.div_ceil(self.bytes).clamp(1, most)
+        let size = IoSize::Steps(all);
+        size.check().map(|()| size)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let possible = match self {
+            IoSize::One => true,
+            IoSize::Units { bytes } => *bytes > 0,
+            IoSize::Steps(steps) => {
+                let range = ONE_IO..=1000 * ONE_IO;
+                steps.is_sorted_by_key(|step| step.above_bytes)
+                    && steps.iter().all(|step| range.contains(&u64::from(step.millionths)))
+            }
+        };
+        if possible { Ok(()) } else { Err(ConfigError::IoSize) }
+    }
+
+    /// What an I/O of `bytes` counts as, in millionths of an I/O: a million or more.
+    pub fn millionths(&self, bytes: u32) -> u64 {
+        match self {
+            IoSize::One => ONE_IO,
+            IoSize::Units { bytes: unit } => ONE_IO * u64::from(bytes.div_ceil(*unit).max(1)),
+            IoSize::Steps(steps) => {
+                let below = steps.iter().rfind(|step| step.above_bytes < bytes);
+                below.map_or(ONE_IO, |step| step.millionths.into())
+            }
+        }
     }
 }
 
@@ -197,12 +259,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_ios_count_as_several_up_to_a_bound() {
-        let count = |bytes, most, len| IoUnit { bytes, most }.count(len);
-        assert_eq!(count(0, 0, 32 << 20), 1);
-        assert_eq!([4096, 262144, 262145].map(|len| count(262144, 0, len)), [1, 1, 2]);
-        assert_eq!([8192, 16384, 1 << 20].map(|len| count(8192, 2, len)), [1, 2, 2]);
-        assert_eq!(count(4096, 0, 0), 1);
+    fn large_ios_count_as_several() {
+        let count = |size: IoSize, bytes| size.millionths(bytes) as f64 / ONE_IO as f64;
+        assert_eq!(count(IoSize::One, 32 << 20), 1.0);
+        let unit = IoSize::Units { bytes: 262_144 };
+        assert_eq!([0, 4096, 262_144, 262_145].map(|len| count(unit, len)), [1.0, 1.0, 1.0, 2.0]);
+        let step = |above_bytes, millionths| IoStep { above_bytes, millionths };
+        let steps = IoSize::steps([step(8192, 1_200_000), step(16384, 3_333_333)]).unwrap();
+        assert_eq!([4096, 8192, 8193, 16384].map(|len| count(steps, len)), [1.0, 1.0, 1.2, 1.2]);
+        assert_eq!(count(steps, 32 << 20), 3.333_333);
+        assert_eq!(IoSize::steps([step(8192, 999_999)]), Err(ConfigError::IoSize));
+        assert_eq!(
+            IoSize::steps([step(2, 1_000_000), step(1, 1_000_000)]),
+            Err(ConfigError::IoSize)
+        );
+        assert_eq!(IoSize::steps([IoStep::NONE; 5]), Err(ConfigError::IoSize));
+        let read_size = IoSize::Units { bytes: 0 };
+        assert_eq!(Limit { read_size, ..Limit::default() }.check(), Err(ConfigError::IoSize));
     }
 
     #[test]

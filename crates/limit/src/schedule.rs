@@ -17,7 +17,7 @@ use std::task::Waker;
 use crate::flows::Flows;
 use crate::limits::{FLOW_WAITING_MAX, WAITING_MAX};
 use crate::meter::{self, CLASSES, Class, DOMAINS, Domain, Meter, Ticks};
-use crate::rates::{IoUnit, Limit};
+use crate::rates::{IoSize, Limit, ONE_IO};
 use crate::waiting::{Request, Ticket, Waiting};
 
 /// What becomes of a command that arrives.
@@ -39,7 +39,7 @@ type Turn = Reverse<(Ticks, u64, u32)>;
 #[derive(Debug)]
 pub(crate) struct Schedule {
     meters: Vec<Meter>,
-    units: [IoUnit; 2],
+    sizes: [IoSize; 2],
     /// The latest time that anyone knew: cores may ask in another order than their clocks.
     now: Ticks,
     flows: Flows,
@@ -55,7 +55,7 @@ impl Schedule {
     pub(crate) fn new(limit: &Limit) -> Schedule {
         Schedule {
             meters: meter::meters(limit),
-            units: [limit.read_unit, limit.write_unit],
+            sizes: [limit.read_size, limit.write_size],
             now: Ticks::MIN / 4,
             flows: Flows::new(),
             waiting: Waiting::new(),
@@ -151,7 +151,7 @@ impl Schedule {
         self.now = self.now.max(now);
         let earlier = std::mem::replace(&mut self.meters, meter::meters(limit));
         meter::inherit(&mut self.meters, self.now, &earlier);
-        self.units = [limit.read_unit, limit.write_unit];
+        self.sizes = [limit.read_size, limit.write_size];
         // Claims of the old rates mean nothing at the new ones.
         self.virtual_now = self.furthest;
         for class in CLASSES {
@@ -199,11 +199,12 @@ impl Schedule {
         meters.map(Meter::free_at).max().unwrap_or(Ticks::MIN)
     }
 
-    fn ios(&self, request: Request) -> u32 {
+    /// What a command counts as, in millionths of an I/O.
+    fn ios(&self, request: Request) -> u64 {
         match request.class {
-            Class::Read => self.units[0].count(request.bytes),
-            Class::Write => self.units[1].count(request.bytes),
-            Class::Control => 1,
+            Class::Read => self.sizes[0].millionths(request.bytes),
+            Class::Write => self.sizes[1].millionths(request.bytes),
+            Class::Control => ONE_IO,
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, NullDevice, SharedDevice};
 use flagstone_limit::{
-    Budget, Emulated, EmulationConfig, IoUnit, Limit, Limited, Limiter, Rate, ServiceTime,
+    Budget, Emulated, EmulationConfig, IoSize, Limit, Limited, Limiter, Rate, ServiceTime,
 };
 use flagstone_runtime::sim::{self, Simulation};
 use flagstone_runtime::time::{self, Instant};
@@ -239,7 +239,7 @@ fn a_flush_is_one_io_and_no_bytes() {
         let limit = Limit {
             ios: Budget::total(100),
             bytes: Budget::total(1_000_000),
-            write_unit: IoUnit { bytes: 4096, most: 0 },
+            write_size: IoSize::Units { bytes: 4096 },
             ..Limit::default()
         };
         let (device, _) = limited(limit);

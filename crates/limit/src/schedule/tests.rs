@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::meter::{nanos, ticks};
-use crate::rates::{Budget, Rate};
+use crate::rates::{Budget, IoStep, Rate};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -272,8 +272,9 @@ fn mixed_reads_and_writes_stay_on_the_line_of_a_shared_budget() {
 
 #[test]
 fn large_ios_count_as_several() {
-    let unit = IoUnit { bytes: 8192, most: 2 };
-    let limit = Limit { write_unit: unit, ..ios(15_000) };
+    let step = IoStep { above_bytes: 8192, millionths: 2_000_000 };
+    let write_size = IoSize::steps([step]).unwrap();
+    let limit = Limit { write_size, ..ios(15_000) };
     for (host, rate) in [
         (Host::writer(16, 8192), 15_000),
         (Host::writer(16, 16384), 7500),
@@ -448,7 +449,7 @@ fn some_limit(which: usize) -> Limit {
         },
         2 => Limit {
             ios: Budget { total: Some(Rate::new(300)), ..Budget::separate(200, 250) },
-            read_unit: IoUnit { bytes: 65536, most: 0 },
+            read_size: IoSize::Units { bytes: 65536 },
             ..Limit::default()
         },
         3 => Limit {
