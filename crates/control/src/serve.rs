@@ -19,7 +19,7 @@ use crate::announce::{Served, announcement};
 use crate::config::{Config, Subsystem};
 use crate::connections::Connections;
 use crate::listen_spec::ListenSpec;
-use crate::stack::{OpenError, open_volume};
+use crate::stack::{OpenError, open_limits, open_volume};
 
 /// How long requests in progress may take when the server is told to stop.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
@@ -112,8 +112,9 @@ pub async fn serve(config: Config, announce: impl FnOnce(&str)) -> Result<(), Se
 
 async fn open(config: Config) -> Result<Server, ServeError> {
     let mut volumes = Vec::with_capacity(config.volumes.len());
+    let limits = open_limits(&config.limits)?;
     for volume in &config.volumes {
-        volumes.push(open_volume(volume).await?);
+        volumes.push(open_volume(volume, &limits).await?.device);
     }
     let target = nvme_target(&config, &volumes)?;
     let nbd_drain = Drain::new();

@@ -11,6 +11,7 @@ mod arguments;
 mod check;
 mod diagnostic;
 mod model;
+mod performance;
 mod read;
 mod reader;
 pub mod schema;
@@ -21,7 +22,8 @@ use std::path::Path;
 pub use arguments::Arguments;
 pub use diagnostic::{Diagnostic, Diagnostics, Location};
 pub use model::{
-    Backing, Config, Delay, Driver, Fault, FaultRate, Layer, Nbd, Nvme, Server, Subsystem, Volume,
+    Backing, Config, Delay, Driver, Fault, FaultRate, Layer, Nbd, Nvme, Server, SharedLimit,
+    Subsystem, Volume,
 };
 
 use crate::limits::MAX_FILE_BYTES;
