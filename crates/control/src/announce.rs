@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use flagstone_limit::{EmulationConfig, Limit, ServiceTime};
+use flagstone_limit::{EmulationConfig, Limit, Mix, ServiceTime};
 
 use crate::config::{Config, Layer, Volume};
 use crate::device_spec::HostPort;
@@ -81,8 +81,10 @@ fn limited(limit: &Limit) -> String {
             false => format!("{rate} IOPS"),
         };
         let rates = [("", budget.total), (" read", budget.read), (" write", budget.write)];
+        let mixed = budget.mix == Mix::Shared;
         for (of, rate) in rates {
             let Some(rate) = rate else { continue };
+            let of = if mixed && of == " write" { " write, or shares of both" } else { of };
             let burst = rate.burst.map(|burst| format!(" ({} in bursts)", shown(burst.per_second)));
             parts.push(format!("{}{of}{}", shown(rate.per_second), burst.unwrap_or_default()));
         }
