@@ -6,9 +6,11 @@
 
 use std::fs;
 
+use flagstone_tests::process::until;
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::Server;
 use flagstone_tests::tools::{have, run, skip};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 const VOLUMES: &str = r#"
@@ -155,6 +157,38 @@ fn connections_share_a_limit_fairly_whatever_their_depth() {
     assert!(both <= 0.6 * (ms + AHEAD_MS) + 1.0, "{deep:?} {shallow:?}");
     // In the order of arrival it would be 2 of 66.
     assert!(shallow.ios > both / 5.0, "{deep:?} {shallow:?}");
+}
+
+#[test]
+fn numbers_change_while_hosts_are_at_work() {
+    if !can_run("fio while a limit is changed") {
+        return;
+    }
+    let (server, scratch) = serve();
+    let file = scratch.join("flagstone.toml");
+    let uri = format!("--uri={}", server.nbd_uri("one"));
+    let job = ["--name=one", &uri, "--rw=randread", "--bs=4k", "--iodepth=16"];
+    let hang_up = || {
+        let pid = i32::try_from(server.pid()).ok().and_then(Pid::from_raw);
+        kill_process(pid.expect("it runs"), Signal::HUP).expect("it can be told");
+    };
+    let told = |line: &str, times: usize| {
+        let heard = || server.output().matches(line).count() >= times;
+        until(&format!("the server says: {line}"), heard, || server.output());
+    };
+    // A mistake changes nothing.
+    fs::write(&file, VOLUMES.replace("iops = 600", "iops = 0")).expect("it can be written");
+    hang_up();
+    told("nothing is changed", 1);
+    let slow = did(&fio(&scratch, &[&job])[0], "read");
+    assert!(slow.ios <= 0.6 * (slow.ms + AHEAD_MS) + 1.0, "{slow:?}");
+    // A higher number is taken: more than the old one would allow.
+    fs::write(&file, VOLUMES.replace("iops = 600", "iops = 6000")).expect("it can be written");
+    hang_up();
+    told("limits have its numbers", 1);
+    let fast = did(&fio(&scratch, &[&job])[0], "read");
+    assert!(fast.ios <= 6.0 * (fast.ms + AHEAD_MS) + 1.0, "{fast:?}");
+    assert!(fast.ios > 1.2 * fast.ms, "{fast:?}");
 }
 
 #[test]

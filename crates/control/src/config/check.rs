@@ -55,7 +55,7 @@ pub(crate) struct RawVolume {
 }
 
 pub(crate) enum RawLayer {
-    Own(Layer),
+    Own(Box<Layer>),
     /// The name of a limit.
     SharedLimit(Located<String>),
 }
@@ -401,7 +401,7 @@ fn finish_server(raw: RawServer, listen: Vec<Located<ListenSpec>>) -> Server {
 
 fn finish_volume(raw: RawVolume, shared: &BTreeMap<String, usize>) -> Option<Volume> {
     let layer = |layer| match layer {
-        RawLayer::Own(layer) => Some(layer),
+        RawLayer::Own(layer) => Some(*layer),
         RawLayer::SharedLimit(name) => shared.get(&name.value).copied().map(Layer::SharedLimit),
     };
     let backing = raw.backing?;

@@ -237,7 +237,7 @@ fn read_layer(key: &str, volume: &Reader<'_>, title: &str) -> Option<RawLayer> {
         "limit" => Layer::Limit(performance::read_limit(&reader, title)),
         _ => Layer::Emulate(performance::read_emulation(&reader, title)),
     };
-    Some(RawLayer::Own(layer))
+    Some(RawLayer::Own(Box::new(layer)))
 }
 
 fn read_delay(reader: &Reader<'_>) -> Delay {
