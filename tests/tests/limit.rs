@@ -5,8 +5,9 @@
 //! tested in simulated time, where nothing else runs.
 
 use std::fs;
+use std::process::{Command, Stdio};
 
-use flagstone_tests::process::until;
+use flagstone_tests::process::{descriptors, until};
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::Server;
 use flagstone_tests::tools::{have, run, skip};
@@ -214,4 +215,31 @@ fn an_emulated_disk_is_as_slow_as_it_says_and_says_so() {
         let least_ns = jobs[0]["read"]["clat_ns"]["min"].as_f64().expect("fio tells the latency");
         assert!(least_ns >= 3_900_000.0, "depth {depth}: {least_ns} ns");
     }
+}
+
+#[test]
+fn a_server_that_is_told_to_stop_does_not_wait_for_its_limits() {
+    if !can_run("fio on a server that stops") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let file = scratch.join("flagstone.toml");
+    // What is asked for at once would take hours.
+    let text = "[volume.slow]\nlimit = { iops = 1, io_size = 512 }\ndevice = \"memory:64MiB\"\n";
+    fs::write(&file, text).expect("it can be written");
+    let file = file.to_str().expect("temporary paths are UTF-8").to_owned();
+    let mut server = Server::start_with(&[], &["nbd://127.0.0.1:0"], &[&file]);
+    let (uri, folder) = (server.nbd_uri("slow"), scratch.path().display().to_string());
+    let idle = descriptors(server.pid());
+    let fio = Command::new("fio")
+        .args(["--name=slow", "--ioengine=nbd", "--thread", "--rw=write", "--bs=1m", "--size=32m"])
+        .args(["--iodepth=32", &format!("--uri={uri}"), &format!("--aux-path={folder}")])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut fio = fio.expect("fio runs");
+    until("fio is connected", || descriptors(server.pid()) > idle, || server.output());
+    let status = server.terminate();
+    assert!(status.success(), "{status}\n{}", server.output());
+    fio.wait().expect("it ends with its connection");
 }

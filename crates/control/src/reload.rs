@@ -1,4 +1,5 @@
-//! What of a configuration that was read again takes effect at once: the numbers of limits.
+//! The limits of a running server: what of a configuration that was read again takes effect at once
+//! is their numbers, and they end before the server does.
 
 use std::sync::Arc;
 
@@ -33,6 +34,14 @@ impl Limits {
             tracing::warn!(
                 "what else was changed in the configuration takes effect at the next start"
             );
+        }
+    }
+
+    /// Lets everything through: a server that ends shall not wait for its limits.
+    pub(crate) fn lift(&self) {
+        for limiter in self.shared.iter().chain(self.own.iter().flatten()) {
+            // No limit is one that can be set.
+            let _ = limiter.set(Limit::default());
         }
     }
 
@@ -125,6 +134,19 @@ mod tests {
         assert_eq!(without_numbers(&running), without_numbers(&numbers));
         let layer = parse(&RUNNING.replace("limit.iops = 5\n", ""));
         assert_ne!(without_numbers(&running), without_numbers(&layer));
+    }
+
+    #[test]
+    fn a_server_that_ends_waits_for_no_limit() {
+        block_on(async {
+            let running = parse(RUNNING);
+            let limits = open(&running).await;
+            limits.lift();
+            for limiter in limits.shared.iter().chain(limits.own.iter().flatten()) {
+                assert_eq!(limiter.limit(), Limit::default());
+            }
+        })
+        .unwrap();
     }
 
     #[test]

@@ -286,6 +286,7 @@ impl Server {
 
     /// Ends in order: no new requests, those in progress end, every volume is flushed.
     async fn end(&self, nbd: Vec<JoinHandle<()>>) -> Result<(), ServeError> {
+        self.limits.lift();
         self.target.drain();
         self.nbd_drain.begin();
         let nbd_ended = spawn(time::timeout(DRAIN_PATIENCE, async move {

@@ -7,6 +7,15 @@ use std::time::Duration;
 /// no throughput. In any second there is at most this much more than the rate gives: 0.5 %.
 pub const CATCH_UP: Duration = Duration::from_millis(5);
 
+/// How much of the time is made up for in which commands were due and did not go, as the machine
+/// was busy with others: as much as it was late, to this. Without it each time that the server is
+/// kept from its CPU would be lost for good, with it the rate is right over any span that is longer
+/// than the delay.
+pub const LATE_MAX: Duration = Duration::from_millis(100);
+
+/// For how long after it was late.
+pub const LATE_SPAN: Duration = Duration::from_secs(1);
+
 /// Highest rate, in I/Os or bytes a second: 1 TB/s. The cost of one of them, 1 ns / 1,000, is kept
 /// in units of 2^-32 ns, so it is exact to 2 in 10 million.
 pub const RATE_MAX: u64 = 1_000_000_000_000;

@@ -136,9 +136,14 @@ impl Meter {
         self.free_at
     }
 
-    /// Takes a command's cost.
-    pub(crate) fn charge(&mut self, now: Ticks, cost: Ticks) {
-        self.free_at = self.free_at.max(now - self.tolerance) + cost;
+    /// Takes a command's cost. `late` is added to the tolerance.
+    pub(crate) fn charge(&mut self, now: Ticks, late: Ticks, cost: Ticks) {
+        self.free_at = self.free_at.max(now - late - self.tolerance) + cost;
+    }
+
+    /// Whether it is further behind the time than what any meter makes up for.
+    pub(crate) fn is_behind(&self, now: Ticks) -> bool {
+        self.free_at < now - catch_up()
     }
 
     /// Gives back the cost of a command that did not go.
@@ -227,7 +232,7 @@ mod tests {
         let mut now = from;
         while now < from + span {
             if meter.free_at() <= now {
-                meter.charge(now, meter.cost(Class::Read, ONE_IO, 0));
+                meter.charge(now, 0, meter.cost(Class::Read, ONE_IO, 0));
                 count += 1;
             } else {
                 now = meter.free_at();
@@ -248,7 +253,7 @@ mod tests {
             let cost = meter.cost(Class::Read, ONE_IO, 0);
             let before = meter.free_at();
             for _ in 0..1000 {
-                meter.charge(before, cost);
+                meter.charge(before, 0, cost);
             }
             let hour = (meter.free_at() - before) * i128::from(rate) * 3600 / 1000;
             let error = (hour - ticks(3_600_000_000_000)).abs();
@@ -270,7 +275,7 @@ mod tests {
     fn changed_numbers_keep_what_is_owed_and_what_is_saved() {
         let mut slow = one(Rate::new(10));
         for _ in 0..6 {
-            slow.charge(0, slow.cost(Class::Read, ONE_IO, 0));
+            slow.charge(0, 0, slow.cost(Class::Read, ONE_IO, 0));
         }
         let mut fast = [one(Rate::new(1000))];
         inherit(&mut fast, 0, &[slow.clone()]);
@@ -279,7 +284,7 @@ mod tests {
 
         let mut bucket = one(Rate::new(100).bursting(200, 10));
         for _ in 0..400 {
-            bucket.charge(0, bucket.cost(Class::Read, ONE_IO, 0));
+            bucket.charge(0, 0, bucket.cost(Class::Read, ONE_IO, 0));
         }
         let mut larger = [one(Rate::new(200).bursting(400, 10))];
         inherit(&mut larger, 0, &[bucket]);

@@ -15,8 +15,8 @@ use std::collections::BinaryHeap;
 use std::task::Waker;
 
 use crate::flows::Flows;
-use crate::limits::{FLOW_WAITING_MAX, WAITING_MAX};
-use crate::meter::{self, CLASSES, Class, DOMAINS, Domain, Meter, Ticks};
+use crate::limits::{FLOW_WAITING_MAX, LATE_MAX, LATE_SPAN, WAITING_MAX};
+use crate::meter::{self, CLASSES, Class, DOMAINS, Domain, Meter, Ticks, ticks};
 use crate::rates::{IoSize, Limit, ONE_IO};
 use crate::waiting::{Request, Ticket, Waiting};
 
@@ -45,6 +45,10 @@ pub(crate) struct Schedule {
     flows: Flows,
     waiting: Waiting,
     waiting_of: [usize; CLASSES.len()],
+    /// Since when commands of a class have waited without a gap.
+    waiting_since: [Ticks; CLASSES.len()],
+    /// How late a command of a class went, and until when that is made up for.
+    late: [(Ticks, Ticks); CLASSES.len()],
     turns: [BinaryHeap<Turn>; CLASSES.len()],
     /// Of each domain: the start of the last command that went, and the furthest end of any.
     virtual_now: [Ticks; DOMAINS],
@@ -60,6 +64,8 @@ impl Schedule {
             flows: Flows::new(),
             waiting: Waiting::new(),
             waiting_of: [0; CLASSES.len()],
+            waiting_since: [0; CLASSES.len()],
+            late: [(0, 0); CLASSES.len()],
             turns: Default::default(),
             virtual_now: [0; DOMAINS],
             furthest: [0; DOMAINS],
@@ -87,6 +93,9 @@ impl Schedule {
         place.waiting += 1;
         let class = request.class.index();
         let ticket = self.waiting.push(&mut place.lanes[class], flow, request);
+        if self.waiting_of[class] == 0 {
+            self.waiting_since[class] = self.now;
+        }
         self.waiting_of[class] += 1;
         self.queue(flow, request.class);
         Entered::Wait(ticket)
@@ -107,6 +116,7 @@ impl Schedule {
             }
         }
         let (_, _, flow, class) = best?;
+        self.note_lateness(class);
         self.turns[class.index()].pop();
         let place = self.flows.get_mut(flow);
         place.queued[class.index()] = false;
@@ -152,6 +162,7 @@ impl Schedule {
         let earlier = std::mem::replace(&mut self.meters, meter::meters(limit));
         meter::inherit(&mut self.meters, self.now, &earlier);
         self.sizes = [limit.read_size, limit.write_size];
+        self.late = Default::default();
         // Claims of the old rates mean nothing at the new ones.
         self.virtual_now = self.furthest;
         for class in CLASSES {
@@ -193,6 +204,23 @@ impl Schedule {
         self.flows.waiting()
     }
 
+    /// A command of a class goes now: by how much was it late? Not by its own doing, but by that of
+    /// whoever keeps the server from its CPU.
+    fn note_lateness(&mut self, class: Class) {
+        let due = self.free_at(class).max(self.waiting_since[class.index()]);
+        let late = (self.now - due).min(ticks(LATE_MAX.as_nanos() as u64));
+        if late > self.late(class) {
+            let until = self.now + ticks(LATE_SPAN.as_nanos() as u64);
+            self.late[class.index()] = (late, until);
+        }
+    }
+
+    /// What is to be made up for.
+    fn late(&self, class: Class) -> Ticks {
+        let (late, until) = self.late[class.index()];
+        if self.now < until { late } else { 0 }
+    }
+
     /// When all meters that a class counts against are free.
     fn free_at(&self, class: Class) -> Ticks {
         let meters = self.meters.iter().filter(|meter| meter.counts(class));
@@ -211,13 +239,19 @@ impl Schedule {
     /// Takes a command's cost from its meters, and notes it as had by its flow: in each domain, of
     /// the scarcest resource.
     fn charge(&mut self, flow: u32, request: Request) {
-        let ios = self.ios(request);
+        let (ios, late) = (self.ios(request), self.late(request.class));
         let mut share = [0; DOMAINS];
+        let mut behind = true;
         for meter in self.meters.iter_mut().filter(|meter| meter.counts(request.class)) {
             let cost = meter.cost(request.class, ios, request.bytes);
-            meter.charge(self.now, cost);
+            meter.charge(self.now, late, cost);
+            behind &= meter.is_behind(self.now);
             let share = &mut share[meter.domain() as usize];
             *share = cost.max(*share);
+        }
+        if !behind {
+            // The one that binds has made up for it.
+            self.late[request.class.index()] = (0, self.now);
         }
         let finish = &mut self.flows.get_mut(flow).finish;
         for domain in (0..DOMAINS).filter(|domain| share[*domain] > 0) {

@@ -320,6 +320,40 @@ fn a_host_with_little_to_do_waits_for_little() {
 }
 
 #[test]
+fn what_a_busy_machine_delays_is_made_up_for() {
+    // Each 200 ms the server is kept from its CPU for 30 ms, and so are its hosts.
+    let limit = Limit { bytes: Budget::total(1_000_000_000), ..ios(15_000) };
+    for depth in [4, 64, 1000] {
+        let mut run = Loop::new(&limit, &[Host::reader(depth, 4096)]);
+        let start = run.now_ns;
+        while run.now_ns < start + 4 * SECOND_NS {
+            run.run(170_000_000);
+            run.now_ns += 30_000_000;
+        }
+        let count = run.gone.len() as u64;
+        assert!((59_400..=60_600).contains(&count), "depth {depth}: {count} in 4 s");
+        // And once it is made up for, the rate is what it was.
+        let calm = run.gone.len() + 600;
+        run.run(3 * SECOND_NS);
+        assert_exact(&run.gone[calm..], 15_000, 1, |_| 1);
+    }
+    // But not for more than a tenth of a second.
+    let mut run = Loop::new(&limit, &[Host::reader(1000, 4096)]);
+    run.run(SECOND_NS);
+    run.now_ns += 20 * SECOND_NS;
+    let before = run.gone.len();
+    run.run(SECOND_NS);
+    let after = run.gone.len() - before;
+    assert!(after <= 15_000 * 1106 / 1000, "{after} in the second after");
+    // Nor for what hosts did not ask for.
+    let pausing = Host { pause_ns: 30_000_000, ..Host::reader(150, 4096) };
+    let mut run = Loop::new(&limit, &[pausing]);
+    run.run(3 * SECOND_NS);
+    let (_, most) = windows(&run.gone, |_| 1);
+    assert!(most <= 15_150, "{most}");
+}
+
+#[test]
 fn a_full_bucket_lasts_as_long_as_it_was_given_and_fills_again() {
     let rate = Rate::new(1000).bursting(4000, 2);
     let ios = Budget { total: Some(rate), ..Budget::default() };
