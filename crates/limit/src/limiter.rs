@@ -3,7 +3,8 @@
 //! Promises:
 //! - a command that may go at once takes a lock for some ten instructions, and nothing from the
 //!   heap;
-//! - while any wait, there is one timer, set to when the next of them may go: it is a task on the
+//! - while any wait, there is one timer, set to when the next of them may go (or, where many wait
+//!   for a high rate, a few of them: see [`crate::limits::GATHER`]): it is a task on the
 //!   core of one that waits, and ends with the last of them. If its core ends, another takes over;
 //! - the lock is never held across an await, nor while anybody is woken;
 //! - a future that is dropped gives back its place, and what it was charged if its turn had come.
@@ -205,7 +206,7 @@ impl State {
     /// The timer, if it is to look before its time: someone may go earlier, or nobody waits, and it
     /// is to end.
     fn timer_if_early(&mut self) -> Option<Waker> {
-        let due = self.schedule.due();
+        let due = self.schedule.alarm();
         match &self.timer {
             Timer::Set { at, .. } if due.is_none_or(|due| due < *at) => self.take_timer(),
             _ => None,
@@ -253,16 +254,17 @@ impl Duty {
                 return Poll::Ready(());
             };
             let more = due <= now;
+            let alarm = state.schedule.alarm().unwrap_or(due);
             if !more {
-                state.timer = Timer::Set { at: due, waker: cx.waker().clone() };
+                state.timer = Timer::Set { at: alarm, waker: cx.waker().clone() };
             }
             drop(state);
             woken.wake();
             if more {
                 continue;
             }
-            if self.sleep.as_ref().is_none_or(|(at, _)| *at != due) {
-                self.sleep = Some((due, time::sleep_until(time::now() + until(due))));
+            if self.sleep.as_ref().is_none_or(|(at, _)| *at != alarm) {
+                self.sleep = Some((alarm, time::sleep_until(time::now() + until(alarm))));
             }
             if let Some((_, sleep)) = &mut self.sleep
                 && Pin::new(sleep).poll(cx).is_pending()

@@ -15,7 +15,7 @@ use std::collections::BinaryHeap;
 use std::task::Waker;
 
 use crate::flows::Flows;
-use crate::limits::{FLOW_WAITING_MAX, LATE_MAX, LATE_SPAN, WAITING_MAX};
+use crate::limits::{FLOW_WAITING_MAX, GATHER, LATE_MAX, LATE_SPAN, WAITING_MAX};
 use crate::meter::{self, CLASSES, Class, DOMAINS, Domain, Meter, Ticks, ticks};
 use crate::rates::{IoSize, Limit, ONE_IO};
 use crate::waiting::{Request, Ticket, Waiting};
@@ -49,6 +49,8 @@ pub(crate) struct Schedule {
     waiting_since: [Ticks; CLASSES.len()],
     /// How late a command of a class went, and until when that is made up for.
     late: [(Ticks, Ticks); CLASSES.len()],
+    /// What the latest command of a class took of the meter that it took most of.
+    latest_cost: [Ticks; CLASSES.len()],
     turns: [BinaryHeap<Turn>; CLASSES.len()],
     /// Of each domain: the start of the last command that went, and the furthest end of any.
     virtual_now: [Ticks; DOMAINS],
@@ -66,6 +68,7 @@ impl Schedule {
             waiting_of: [0; CLASSES.len()],
             waiting_since: [0; CLASSES.len()],
             late: [(0, 0); CLASSES.len()],
+            latest_cost: [0; CLASSES.len()],
             turns: Default::default(),
             virtual_now: [0; DOMAINS],
             furthest: [0; DOMAINS],
@@ -134,6 +137,20 @@ impl Schedule {
     pub(crate) fn due(&self) -> Option<Ticks> {
         let classes = CLASSES.into_iter().filter(|class| self.waiting_of[class.index()] > 0);
         classes.map(|class| self.free_at(class)).min()
+    }
+
+    /// When to look for commands that can go: when the next can, or when a few can, as far as
+    /// [`GATHER`] allows. What that delays is within the tolerance of the meters.
+    pub(crate) fn alarm(&self) -> Option<Ticks> {
+        let gather = ticks(GATHER.as_nanos() as u64);
+        let classes = CLASSES.into_iter().filter(|class| self.waiting_of[class.index()] > 0);
+        let alarm = |class: Class| {
+            let index = class.index();
+            let half = self.latest_cost[index] * (self.waiting_of[index] as Ticks - 1) / 2;
+            let often = self.latest_cost[index] < gather;
+            self.free_at(class) + if often { half.min(gather) } else { 0 }
+        };
+        classes.map(alarm).min()
     }
 
     /// Frees the place of a command that goes, or went away: what it was charged is given back
@@ -249,6 +266,7 @@ impl Schedule {
             let share = &mut share[meter.domain() as usize];
             *share = cost.max(*share);
         }
+        self.latest_cost[request.class.index()] = share.into_iter().max().unwrap_or(0);
         if !behind {
             // The one that binds has made up for it.
             self.late[request.class.index()] = (0, self.now);
