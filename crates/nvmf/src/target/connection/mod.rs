@@ -198,9 +198,12 @@ impl Connection {
                     rx.skip(rx.available());
                 }
             };
-            let _ = time::timeout(TERMINATE_TIMEOUT, drained).await;
+            let closed = time::timeout(TERMINATE_TIMEOUT, drained).await;
             self.tx.close();
-            self.stream.shutdown();
+            match closed {
+                Ok(()) => self.stream.shutdown(),
+                Err(_) => self.stream.abort(),
+            }
         }
     }
 
@@ -242,7 +245,8 @@ impl Connection {
                 let peer = self.stream.peer();
                 tracing::warn!(%peer, "closing: the host makes no progress");
                 self.tx.close();
-                self.stream.shutdown();
+                // What it does not take shall not wait for it in the kernel either.
+                self.stream.abort();
                 return;
             }
         }
