@@ -12,11 +12,26 @@
 //!
 //! Begin with [`catalogue`]; then [`input`], what is asked, and [`prediction`], what is answered.
 
+pub mod caps;
 pub mod catalogue;
+mod describe;
 pub mod input;
 pub mod limits;
+pub mod mix;
+mod predict;
 pub mod prediction;
+mod price;
+mod provenance;
+mod provision;
+mod remedy;
+pub mod site;
 
 pub use catalogue::{Catalogue, CatalogueError, Confidence, LimitKind};
 pub use input::{Access, Configuration, Machine, PlanError, Workload};
+pub use mix::Mix;
+pub use predict::binding_order;
 pub use prediction::{Ceilings, Limit, Prediction, Rates, Remedy};
+pub use price::NoPrice;
+pub use provision::Purchase;
+pub use remedy::{block_text, grouped};
+pub use site::{Demand, Site};
