@@ -25,6 +25,7 @@ mod provenance;
 mod provision;
 mod remedy;
 pub mod site;
+pub mod table;
 
 pub use catalogue::{Catalogue, CatalogueError, Confidence, LimitKind};
 pub use input::{Access, Configuration, Machine, PlanError, Workload};

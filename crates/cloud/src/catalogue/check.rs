@@ -492,6 +492,9 @@ fn references(catalogue: &Catalogue) -> Result<(), Mistake> {
     }
     for (index, table) in catalogue.page_tables.iter().enumerate() {
         let here = path!["page_table", index];
+        for kind in &table.types {
+            known_type(catalogue, &here, "types", kind)?;
+        }
         if let Some(kind) = &table.kind {
             known_type(catalogue, &here, "type", kind)?;
         }

@@ -702,6 +702,9 @@ pub struct PageTable {
     /// The type of disk it is about, of tables about one.
     #[serde(rename = "type")]
     pub kind: Option<String>,
+    /// The types in the order of the page, of tables about several; by their names if empty.
+    #[serde(default)]
+    pub types: Vec<String>,
     /// The machines, of tables about machines: a family.
     pub family: Option<String>,
     /// Sizes of its rows.
@@ -713,11 +716,17 @@ pub struct PageTable {
     /// vCPUs of its rows.
     #[serde(default)]
     pub vcpus: Vec<Range>,
-    /// Rows whose cells are given for one vCPU where they grow with each.
+    /// Largest blocks of its columns of read IOPS; one column for small blocks if empty.
+    #[serde(default, alias = "read_blocks_kib")]
+    pub read_blocks_kb: Vec<f64>,
+    /// Largest blocks of its columns of write IOPS.
+    #[serde(default, alias = "write_blocks_kib")]
+    pub write_blocks_kb: Vec<f64>,
+    /// Whether an egress table shows what each type of disk makes of it.
     #[serde(default)]
-    pub per_vcpu: Vec<Range>,
-    /// vCPUs whose maxima the rows of a simultaneous table share.
-    pub at_vcpus: Option<u32>,
+    pub by_type: bool,
+    /// The machine whose maxima the rows of a simultaneous table share.
+    pub machine: Option<String>,
     /// IOPS from 10,000 on are printed down to a multiple of this.
     pub iops_step_from_10000: Option<f64>,
     /// Throughput below this is printed with its decimals; all other is printed down to a whole.
