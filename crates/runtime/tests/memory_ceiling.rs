@@ -107,10 +107,10 @@ fn what_can_never_fit_is_refused_at_once() {
         assert_eq!(buf::acquire(16 * MIB).await.err(), Some(buf::TooLarge));
         assert_eq!(buf::acquire(64 * MIB).await.err(), Some(buf::TooLarge));
         assert!(buf::acquire(8 * MIB).await.is_ok());
-        let bell = Rc::new(Notify::new());
-        let both = buf::acquire_with_reserve(8 * MIB, 8 * MIB, &bell).await;
+        let reserve = buf::Reserve::new(Rc::default());
+        let both = buf::acquire_with_reserve(8 * MIB, &reserve, 8 * MIB).await;
         assert_eq!(both.err(), Some(buf::TooLarge));
-        assert!(buf::acquire_with_reserve(8 * MIB, 4 * MIB, &bell).await.is_ok());
+        assert!(buf::acquire_with_reserve(8 * MIB, &reserve, 4 * MIB).await.is_ok());
     });
 }
 
@@ -118,7 +118,8 @@ fn what_can_never_fit_is_refused_at_once() {
 fn a_reserve_comes_back_to_its_owner_alone() {
     alone(4 * MIB, 1, async || {
         let bell = Rc::new(Notify::new());
-        let (data, reserve) = buf::acquire_with_reserve(2 * MIB, MIB, &bell).await.unwrap();
+        let reserve = buf::Reserve::new(bell.clone());
+        let data = buf::acquire_with_reserve(2 * MIB, &reserve, MIB).await.unwrap();
         let rest = buf::try_alloc(MIB).unwrap();
         let waiting = spawn(buf::acquire(4096));
         task::yield_now().await;
@@ -137,7 +138,7 @@ fn a_reserve_comes_back_to_its_owner_alone() {
         drop(part);
         let (again, reserve) = back.await.unwrap();
         assert!(!waiting.is_finished(), "others do not get it");
-        drop(reserve);
+        reserve.give_up();
         drop(again);
         waiting.await.unwrap().unwrap();
         drop((data, rest));
@@ -261,8 +262,8 @@ async fn member(crowd: Rc<Crowd>, bell: Rc<Notify>) {
                 drop(time::timeout(pause, buf::acquire(len)).await);
             }
             2 => {
-                let (data, reserve) =
-                    buf::acquire_with_reserve(len, 64 << 10, &bell).await.unwrap();
+                let reserve = buf::Reserve::new(bell.clone());
+                let data = buf::acquire_with_reserve(len, &reserve, 64 << 10).await.unwrap();
                 crowd.look();
                 let used = reserve.try_alloc(100);
                 time::sleep(Duration::from_micros(dice(300))).await;

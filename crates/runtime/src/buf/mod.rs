@@ -40,7 +40,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::limits::{BUF_MAX_BYTES, BUF_MIN_BYTES, BUF_SYSTEM_PAUSE_MS, ZEROES_BYTES};
-use crate::sync::Notify;
 
 use pool::{Block, PARTS, Wait, class_bytes, class_of};
 pub use quota::{Ahead, Reserve};
@@ -128,34 +127,39 @@ pub async fn acquire(len: usize) -> Result<BufMut, TooLarge> {
     Ok(alloc(len).await)
 }
 
-/// As [`acquire`], together with a reserve of `reserve_len` bytes, whose bell is `bell`.
+/// As [`acquire`], together with `reserve_len` bytes for `reserve`, unless it is filled already.
 ///
 /// # Errors
 /// [`TooLarge`] at once when both together might never fit.
 pub async fn acquire_with_reserve(
     len: usize,
+    reserve: &Reserve,
     reserve_len: usize,
-    bell: &Rc<Notify>,
-) -> Result<(BufMut, Reserve), TooLarge> {
+) -> Result<BufMut, TooLarge> {
     check(len, reserve_len)?;
-    if let Some(both) = try_alloc_with_reserve(len, reserve_len, bell) {
-        return Ok(both);
+    if let Some(buf) = try_alloc_with_reserve(len, reserve, reserve_len) {
+        return Ok(buf);
     }
-    let [block, reserve] = wait([Some(class_of(len)), Some(class_of(reserve_len))]).await;
-    let reserve = Reserve::new(reserve.expect("asked for"), bell.clone());
-    Ok((BufMut(View::new(block.expect("asked for"), 0, len)), reserve))
+    // Both, even if it is filled now: it may not be when our turn comes.
+    let second = (reserve_len > 0).then(|| class_of(reserve_len));
+    let [block, second] = wait([Some(class_of(len)), second]).await;
+    match second {
+        Some(second) if reserve.is_filled() => pool::put(second),
+        Some(second) => reserve.fill(second),
+        None => {}
+    }
+    Ok(BufMut(View::new(block.expect("asked for"), 0, len)))
 }
 
 /// As [`acquire_with_reserve`], now or not at all.
-pub fn try_alloc_with_reserve(
-    len: usize,
-    reserve_len: usize,
-    bell: &Rc<Notify>,
-) -> Option<(BufMut, Reserve)> {
+pub fn try_alloc_with_reserve(len: usize, reserve: &Reserve, reserve_len: usize) -> Option<BufMut> {
+    let reserve_len = if reserve.is_filled() { 0 } else { reserve_len };
     check(len, reserve_len).ok()?;
     let buf = try_alloc(len)?;
-    let reserve = Reserve::new(pool::try_take(class_of(reserve_len))?, bell.clone());
-    Some((buf, reserve))
+    if reserve_len > 0 {
+        reserve.fill(pool::try_take(class_of(reserve_len))?);
+    }
+    Some(buf)
 }
 
 fn check(len: usize, reserve_len: usize) -> Result<(), TooLarge> {
@@ -391,6 +395,7 @@ impl std::fmt::Debug for Buf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::BUF_CLASSES;
 
     #[test]
     fn classes_cover_every_length() {

@@ -106,32 +106,57 @@ impl std::fmt::Debug for Ahead {
 }
 
 /// One buffer that is its owner's alone: however little memory there is, it comes back to it.
+///
+/// It is filled by [`super::acquire_with_reserve`], and emptied with [`Reserve::give_up`].
 pub struct Reserve(Rc<Home>);
 
 pub(super) struct Home {
     block: RefCell<Option<Rc<Block>>>,
-    is_open: Cell<bool>,
+    is_filled: Cell<bool>,
     bell: Rc<Notify>,
 }
 
 impl Home {
-    fn came_back(self: Rc<Self>, block: Rc<Block>) -> Option<Rc<Block>> {
-        if !self.is_open.get() {
+    fn came_back(&self, block: Rc<Block>) -> Option<Rc<Block>> {
+        let mut place = self.block.borrow_mut();
+        // One of an earlier filling may come late.
+        if !self.is_filled.get() || place.is_some() {
             return Some(block);
         }
-        self.block.replace(Some(block));
+        *place = Some(block);
+        drop(place);
         self.bell.notify();
         None
     }
 }
 
 impl Reserve {
-    pub(super) fn new(block: Rc<Block>, bell: Rc<Notify>) -> Reserve {
-        let block = RefCell::new(Some(block));
-        Reserve(Rc::new(Home { block, is_open: Cell::new(true), bell }))
+    /// Empty. `bell` rings whenever the buffer comes back.
+    pub fn new(bell: Rc<Notify>) -> Reserve {
+        Reserve(Rc::new(Home { block: RefCell::default(), is_filled: Cell::new(false), bell }))
     }
 
-    /// The buffer, for `len` bytes, unless it is in use or smaller. The bell rings when it is back.
+    /// Whether it has a buffer, here or in use.
+    pub fn is_filled(&self) -> bool {
+        self.0.is_filled.get()
+    }
+
+    pub(super) fn fill(&self, block: Rc<Block>) {
+        self.0.is_filled.set(true);
+        self.0.block.replace(Some(block));
+        self.0.bell.notify();
+    }
+
+    /// Lets go of the buffer; one that is in use goes its own way.
+    pub fn give_up(&self) {
+        self.0.is_filled.set(false);
+        let block = self.0.block.take();
+        if let Some(block) = block {
+            pool::put(block);
+        }
+    }
+
+    /// The buffer, for `len` bytes, unless it is in use or smaller.
     pub fn try_alloc(&self, len: usize) -> Option<BufMut> {
         let mut place = self.0.block.borrow_mut();
         let block = place.take_if(|block| len <= block.bytes())?;
@@ -142,15 +167,17 @@ impl Reserve {
 
 impl Drop for Reserve {
     fn drop(&mut self) {
-        self.0.is_open.set(false);
-        if let Some(block) = self.0.block.take() {
-            pool::put(block);
-        }
+        self.give_up();
     }
 }
 
 impl std::fmt::Debug for Reserve {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Reserve({})", if self.0.block.borrow().is_some() { "here" } else { "in use" })
+        let state = match (self.is_filled(), self.0.block.borrow().is_some()) {
+            (false, _) => "empty",
+            (true, true) => "here",
+            (true, false) => "in use",
+        };
+        write!(f, "Reserve({state})")
     }
 }

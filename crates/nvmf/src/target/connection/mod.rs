@@ -11,14 +11,15 @@
 //!   [`TargetConfig::connection_payload_bytes`](super::TargetConfig) of payload, are in hand: beyond it nothing is received;
 //! - a peer that sends or takes nothing in the midst of something is given up on.
 //!
-//! `receive` parses, `fast` carries out what is plain, `grant` asks for data, `io` and `admin` carry out, `respond` answers.
+//! `receive` parses, `fast` carries out what is plain, `waiting` has commands wait for memory and asks
+//! for data, `io` and `admin` carry out, `respond` answers.
 
 mod admin;
 mod fast;
-mod grant;
 mod receive;
 mod respond;
 mod transfer;
+mod waiting;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -26,8 +27,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flagstone_nvme::Status;
 use flagstone_nvme::pdu::{Digests, Encoder, Fatal, Receiver, encode_term_req};
-use flagstone_nvme::{Sqe, Status};
+use flagstone_runtime::buf::Reserve;
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, sync, time};
@@ -37,6 +39,7 @@ use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT, WATCHDOG_PERIOD};
 use crate::stream::rx::{Rx, RxError};
 use crate::stream::tx::Tx;
 use transfer::Transfers;
+use waiting::Waiting;
 
 /// What the tasks of a connection share. They all live on one core.
 pub(crate) struct Connection {
@@ -52,8 +55,12 @@ pub(crate) struct Connection {
     payload_bytes: Cell<usize>,
     /// Of those, what is being transferred with R2T: it falls by receiving alone.
     transfer_bytes: Cell<usize>,
-    /// Commands in hand whose data is to be asked for when there is room, and how many bytes.
-    ungranted: RefCell<VecDeque<(Sqe, usize)>>,
+    /// Commands in hand without memory.
+    waiting: RefCell<VecDeque<Waiting>>,
+    /// Memory that the receiver can go on with, while data is asked for.
+    reserve: Reserve,
+    /// Longest data in a capsule, in bytes; 0 before Connect.
+    in_capsule_bytes: Cell<u32>,
     /// Nothing more is received: nothing more is asked for.
     ended: Cell<bool>,
     /// Rung when what is in hand falls, and when a send has ended.
@@ -136,7 +143,9 @@ impl Connection {
             outstanding: Cell::new(0),
             payload_bytes: Cell::new(0),
             transfer_bytes: Cell::new(0),
-            ungranted: RefCell::default(),
+            waiting: RefCell::default(),
+            reserve: Reserve::new(room.clone()),
+            in_capsule_bytes: Cell::new(0),
             ended: Cell::new(false),
             room,
             received: Cell::new(0),
@@ -167,7 +176,7 @@ impl Connection {
 
     /// Ends in order: commands in hand are awaited, their responses sent if the peer takes them.
     async fn finish(&self, rx: &mut Rx, end: End) {
-        self.give_up_transfers();
+        self.give_up_waiting();
         if let End::Violation { fatal, offending } = &end {
             self.tx.header(HEADER_BYTES_MAX, |out| {
                 encode_term_req(out, Receiver::Controller, *fatal, offending)

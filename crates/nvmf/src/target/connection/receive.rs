@@ -214,8 +214,11 @@ impl Connection {
         rx.expect(habit.saw(wants_place.then_some(shape)));
         let status = match pointer {
             Err(error) => error.status().dnr(),
-            Ok(_) if !data.intact => Status::TRANSIENT_TRANSPORT_ERROR,
-            Ok(_) => return self.execute(rules, command, Some(data.bytes)).await,
+            Ok(_) => match data.state {
+                Arrived::Whole => return self.execute(rules, command, Some(data.bytes)).await,
+                Arrived::Damaged => Status::TRANSIENT_TRANSPORT_ERROR,
+                Arrived::TooLarge => Status::INTERNAL_ERROR.dnr(),
+            },
         };
         self.advance_queue();
         self.respond(Cqe::new(command.cid.get(), status));
@@ -279,15 +282,30 @@ impl Connection {
         let bytes = match rx.take(len, align) {
             Some(bytes) => bytes,
             None => {
+                let Ok(place) = self.place_for_capsule(len).await else {
+                    return self.throw_away(rx, len, digest_bytes).await;
+                };
                 self.mid_pdu.set(true);
-                let (result, place) = rx.fill(buf::alloc(len).await).await;
+                let (result, place) = rx.fill(place).await;
                 result?;
                 self.mid_pdu.set(false);
                 place.freeze()
             }
         };
         let intact = digest_bytes == 0 || self.digest(rx, crc32c(&bytes)).await?;
-        Ok(Payload { bytes, intact })
+        Ok(Payload { bytes, state: if intact { Arrived::Whole } else { Arrived::Damaged } })
+    }
+
+    /// Receives and drops data for which there can never be memory.
+    async fn throw_away(&self, rx: &mut Rx, len: usize, digest: usize) -> Result<Payload, End> {
+        let mut left = len + digest;
+        while left > 0 {
+            self.arrive(rx, 1).await?;
+            let part = left.min(rx.available());
+            rx.skip(part);
+            left -= part;
+        }
+        Ok(Payload { bytes: buf::alloc_small(0).freeze(), state: Arrived::TooLarge })
     }
 
     /// Reads a data digest and compares it.
@@ -427,7 +445,9 @@ impl Connection {
                 self.advance_queue();
                 self.respond(Cqe::with_result(cid, Status::SUCCESS, u64::from(result)));
                 let io_bytes = self.target.config().in_capsule_bytes;
-                Ok(Some(if qid == 0 { ADMIN_IN_CAPSULE_BYTES } else { io_bytes }))
+                let bytes = if qid == 0 { ADMIN_IN_CAPSULE_BYTES } else { io_bytes };
+                self.in_capsule_bytes.set(bytes);
+                Ok(Some(bytes))
             }
             Err(refusal) => refuse(Cqe::with_result(cid, refusal.status, refusal.result.into())),
         }
@@ -450,8 +470,17 @@ fn direction(command: &Sqe) -> DataDirection {
 /// Data that came with a PDU.
 struct Payload {
     bytes: Buf,
-    /// It matches its digest, or has none.
-    intact: bool,
+    state: Arrived,
+}
+
+/// What became of it.
+enum Arrived {
+    /// It is here, and matches its digest if it has one.
+    Whole,
+    /// It does not match its digest.
+    Damaged,
+    /// It was thrown away: memory for it can never be had.
+    TooLarge,
 }
 
 /// The first `len` bytes, of which the caller knows that they have arrived.
