@@ -130,7 +130,7 @@ fn flood(rw: &str) {
     const CEILING_BYTES: u64 = 64 * MIB;
     /// What is not under the ceiling: the program with its libraries, stacks and rings, and what
     /// 16 + 4 + 4 connections and their requests take beside buffers.
-    const FIXED_BYTES: u64 = 16 * MIB;
+    const FIXED_BYTES: u64 = 12 * MIB;
     let scratch = Scratch::new();
     let file = scratch.join("flagstone.toml");
     let disk = scratch.disk("disk", SIZE_BYTES);

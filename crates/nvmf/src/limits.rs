@@ -27,6 +27,14 @@ pub(crate) const RX_SHRINK_AFTER: u32 = 64;
 /// Block that response headers are cut from, in bytes: 170 of 24 B.
 pub(crate) const TX_HEADER_BLOCK_BYTES: usize = 4 << 10;
 
+/// Response headers that wait to be taken by the host, in bytes: 2,730 completions. They are had
+/// beyond the ceiling of memory. At the limit nothing more is received; what is in hand by then may
+/// add as many as a queue has entries.
+pub(crate) const TX_HEADERS_BYTES: usize = 64 << 10;
+
+/// The same of an admin queue with the data of its answers, in bytes: 16 of 4 KiB.
+pub(crate) const TX_ADMIN_BYTES: usize = 64 << 10;
+
 /// Payloads from this size are received straight into a buffer of their own, in bytes.
 pub(crate) const DIRECT_BYTES: usize = 16 << 10;
 

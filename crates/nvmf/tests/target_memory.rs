@@ -5,6 +5,8 @@ mod support;
 
 use std::sync::Arc;
 
+use flagstone_nvme::command::admin::Identify;
+use flagstone_nvme::identify::Cns;
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::{Sqe, Status};
 use flagstone_nvmf::target::TargetConfig;
@@ -314,6 +316,28 @@ fn what_the_ceiling_can_never_give_is_refused() {
         }
         buf::set_memory_limit(limit);
         drop((queue, host, place));
+        server.is_sound().await;
+    });
+}
+
+/// A host can come to be served when all memory is taken: that it cannot would be an outage.
+#[test]
+fn a_host_attaches_when_there_is_no_memory() {
+    on_each_driver(async || {
+        let server = Server::of(TargetConfig::default(), Gate::disk());
+        let mut host = Host::attach(&server, &Options::default()).await;
+        host.admin.set_memory_aside().await;
+        let mut place = buf::alloc(8 << 10).await;
+        let limit = buf::memory_limit();
+        buf::set_memory_limit(0);
+        assert!(buf::try_alloc(1 << 20).is_none(), "nor is any idle");
+        for _ in 0..40 {
+            let identify = Identify::new(Cns::CONTROLLER, 0).command(5);
+            place = host.admin.send_through(place, &host.admin.capsule(&identify, &[])).await;
+            let support::Pdu::Data { .. } = host.admin.pdu().await else { panic!("no data") };
+        }
+        buf::set_memory_limit(limit);
+        drop((host, place));
         server.is_sound().await;
     });
 }

@@ -35,7 +35,7 @@ use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, sync, time};
 
 use super::{Connected, Controller, Namespace, NamespaceTable, Queue, Target};
-use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT, WATCHDOG_PERIOD};
+use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 use crate::stream::rx::{Rx, RxError};
 use crate::stream::tx::Tx;
 use transfer::Transfers;
@@ -61,6 +61,8 @@ pub(crate) struct Connection {
     reserve: Reserve,
     /// Longest data in a capsule, in bytes; 0 before Connect.
     in_capsule_bytes: Cell<u32>,
+    /// Beyond so many bytes that wait to be taken by the host nothing is received.
+    queued_bytes_max: Cell<usize>,
     /// Nothing more is received: nothing more is asked for.
     ended: Cell<bool>,
     /// Rung when what is in hand falls, and when a send has ended.
@@ -146,6 +148,7 @@ impl Connection {
             waiting: RefCell::default(),
             reserve: Reserve::new(room.clone()),
             in_capsule_bytes: Cell::new(0),
+            queued_bytes_max: Cell::new(TX_ADMIN_BYTES),
             ended: Cell::new(false),
             room,
             received: Cell::new(0),

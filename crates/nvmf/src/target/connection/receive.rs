@@ -22,6 +22,7 @@ use flagstone_runtime::{Buf, buf};
 use super::{Connection, End};
 use crate::limits::{
     COMMON_HEADER_BYTES, CONTROLLER_DATA_ALIGNMENT, DIRECT_BYTES, HEADER_BYTES_MAX,
+    TX_HEADERS_BYTES,
 };
 use crate::stream::rx::{Rx, Shape};
 use crate::target::{admin_data_bytes, connect};
@@ -179,7 +180,8 @@ impl Connection {
         // Transfers alone must not keep others waiting: their data comes behind those.
         self.outstanding.get() < u32::from(entries)
             && (payload < budget || payload == self.transfer_bytes.get())
-            && self.tx.queued_bytes() < budget
+            && self.tx.queued_bytes() < self.queued_bytes_max.get()
+            && self.tx.queued_header_bytes() < TX_HEADERS_BYTES
     }
 
     /// A command capsule, with or without data.
@@ -447,6 +449,9 @@ impl Connection {
                 let io_bytes = self.target.config().in_capsule_bytes;
                 let bytes = if qid == 0 { ADMIN_IN_CAPSULE_BYTES } else { io_bytes };
                 self.in_capsule_bytes.set(bytes);
+                if qid != 0 {
+                    self.queued_bytes_max.set(self.target.config().connection_payload_bytes);
+                }
                 Ok(Some(bytes))
             }
             Err(refusal) => refuse(Cqe::with_result(cid, refusal.status, refusal.result.into())),
