@@ -341,3 +341,28 @@ fn a_host_attaches_when_there_is_no_memory() {
         server.is_sound().await;
     });
 }
+
+/// Data that was asked for cannot arrive behind more commands than the queue has entries: the host
+/// that sent those is not waited for with the memory in hand.
+#[test]
+fn a_host_that_overfills_its_queue_before_its_data_is_given_up_on() {
+    on_each_driver(async || {
+        let config = TargetConfig {
+            slow_peer_timeout: std::time::Duration::from_secs(1),
+            ..TargetConfig::default()
+        };
+        let server = Server::of(config, Gate::disk());
+        let options = Options { entries: 32, ..Options::default() };
+        let mut greedy = Host::attach(&server, &options).await;
+        let mut pdus = Vec::new();
+        for cid in 0..40 {
+            let sgl = SglDescriptor::transport(256 << 10);
+            let blocks = range(0, BLOCK, 256 << 10);
+            pdus.extend(greedy.io.capsule(&Sqe::write(cid, 1, blocks, false, sgl), &[]));
+        }
+        greedy.io.send(&pdus).await;
+        while let support::Pdu::R2t(_) = greedy.io.pdu().await {}
+        drop(greedy);
+        server.is_sound().await;
+    });
+}
