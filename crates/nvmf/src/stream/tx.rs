@@ -173,6 +173,11 @@ impl Tx {
         self.progress.notify();
     }
 
+    /// True when nothing is sent any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.get() == State::Closed
+    }
+
     /// Waits until everything pushed so far, and since, has been sent.
     pub(crate) async fn drained(&self) {
         let done = || !self.is_busy() || self.state.get() == State::Closed;

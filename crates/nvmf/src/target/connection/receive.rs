@@ -179,7 +179,9 @@ impl Connection {
     async fn wait_for_room(&self) {
         let entries = self.with_controller(|_, queue| queue.entries).unwrap_or(1);
         if !self.has_room(entries) {
-            self.room.wait_for(|| self.has_room(entries).then_some(())).await;
+            // Once nothing is sent any more the end is near, and room may never come.
+            let go_on = || self.has_room(entries) || self.tx.is_closed();
+            self.room.wait_for(|| go_on().then_some(())).await;
         }
     }
 
