@@ -26,3 +26,10 @@ pub const TAIL_BYTES: u64 = 1 << 20;
 
 /// Most bytes of a journal of changes: a thousand disks with four settings of 250 bytes each.
 pub const JOURNAL_BYTES_MAX: u64 = 4 << 20;
+
+/// Longest name of a device or an interface that is believed (the kernel's own limits are 32
+/// and 16).
+pub const NAME_BYTES_MAX: usize = 64;
+
+/// Most changes in a journal; apply refuses to go on beyond.
+pub const JOURNAL_ENTRIES_MAX: usize = 16_384;
