@@ -4,6 +4,7 @@
 pub mod args;
 pub mod check;
 pub mod completions;
+pub mod doctor;
 pub mod exit;
 pub mod load;
 pub mod logging;

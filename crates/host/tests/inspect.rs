@@ -1,11 +1,15 @@
-//! What real loop devices and files are used for. Where loop devices, or what makes file
+//! What real loop devices and files are used for, and changing the settings of one. Where loop devices, or what makes file
 //! systems, are not to be had, a test says so and tests the rest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use flagstone_host::apply::{Outcome, apply, undo};
+use flagstone_host::checks::{Change, Expectations, Workload};
+use flagstone_host::doctor::diagnose;
 use flagstone_host::inspect::{Target, Use, inspect};
+use flagstone_host::root::Root;
 
 const SIZE_BYTES: u64 = 8 << 20;
 
@@ -106,4 +110,51 @@ fn a_loop_device_through_its_life() {
     let at = at.display().to_string();
     assert_eq!(found.uses[0], Use::Mounted { device: name, at });
     assert!(found.reasons()[0].contains("is mounted at"));
+}
+
+/// The host's own sysfs and procfs, with everything else below a directory of the test: settings
+/// are the kernel's, the journal is the test's.
+#[test]
+fn settings_of_a_loop_device_are_changed_and_undone() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = blank(directory.path());
+    let Some(device) = Loop::new(&file) else {
+        return eprintln!("skipped: no loop devices here (root is needed)");
+    };
+    let name = device.device.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
+    for kernels in ["sys", "proc"] {
+        let link = directory.path().join(kernels);
+        std::os::unix::fs::symlink(Path::new("/").join(kernels), link).expect("a link");
+    }
+    let root = Root::new(directory.path());
+    let scheduler = format!("/sys/block/{name}/queue/scheduler");
+    let read_ahead = format!("/sys/block/{name}/queue/read_ahead_kb");
+    if fs::write(&read_ahead, "128").is_err() {
+        return eprintln!("skipped: sysfs cannot be written here");
+    }
+    let has_scheduler = fs::write(&scheduler, "mq-deadline").is_ok();
+    let workload = Some(Workload::Iops);
+    let named = vec![name.clone()];
+    let report = diagnose(&root, &Expectations { workload, named, ..Expectations::default() });
+    assert_eq!(report.host.disks.join(","), name);
+    let mut changes = report.safe_changes();
+    changes.retain(|change| change.file.contains(&name));
+    assert_eq!(changes.len(), 1 + usize::from(has_scheduler), "{changes:?}");
+
+    let outcomes = apply(&root, &changes, true).expect("it can");
+    assert!(!outcomes.iter().any(Outcome::is_failure), "{outcomes:?}");
+    assert_eq!(root.read(&read_ahead).expect("it is there"), "16");
+    if has_scheduler {
+        assert!(root.read(&scheduler).expect("it is there").contains("[none]"));
+    }
+    let outcomes = undo(&root).expect("it can");
+    assert!(!outcomes.iter().any(Outcome::is_failure), "{outcomes:?}");
+    assert_eq!(root.read(&read_ahead).expect("it is there"), "128");
+    if has_scheduler {
+        assert!(root.read(&scheduler).expect("it is there").contains("[mq-deadline]"));
+    }
+    // The kernel has the last word on a value that it does not take.
+    let refused = Change { file: scheduler, before: String::new(), value: "nonsense".to_owned() };
+    assert!(apply(&root, &[refused], false).expect("it has a journal")[0].is_failure());
+    undo(&root).expect("there is nothing to give back");
 }

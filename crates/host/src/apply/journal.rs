@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::checks::Persist;
 use crate::limits::{JOURNAL_BYTES_MAX, JOURNAL_ENTRIES_MAX};
 use crate::root::Root;
 
@@ -25,7 +24,7 @@ pub const JOURNAL: &str = "/var/lib/flagstone/doctor.journal";
 #[serde(rename_all = "snake_case", tag = "entry", deny_unknown_fields)]
 pub(super) enum Entry {
     /// A setting is about to be changed.
-    Setting { file: String, before: String, after: String, persist: Option<Persist> },
+    Setting { file: String, before: String, after: String },
     /// The kernel made something else of the change before.
     Took { file: String, value: String },
     /// A file is about to be written as a whole; `before` is absent if there was none.

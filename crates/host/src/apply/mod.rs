@@ -16,6 +16,7 @@ use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 
 use crate::checks::Change;
+use crate::facts::is_name;
 use crate::parse;
 use crate::root::Root;
 
@@ -142,12 +143,8 @@ fn change_setting(
     if before == change.value {
         return Ok(Outcome::Unchanged { file, now: before });
     }
-    let entry = Entry::Setting {
-        file: file.clone(),
-        before: before.clone(),
-        after: change.value.clone(),
-        persist: change.persist.clone(),
-    };
+    let entry =
+        Entry::Setting { file: file.clone(), before: before.clone(), after: change.value.clone() };
     journal.add(entry)?;
     let written = write_setting(root, &file, &change.value).and_then(|()| current(root, &file));
     Ok(match written {
@@ -241,11 +238,10 @@ fn write_setting(root: &Root, file: &str, value: &str) -> io::Result<()> {
 
 /// Whether a file is one of the settings that are changed here.
 fn is_setting(file: &str) -> bool {
-    let parts: Vec<&str> = file.split('/').skip(1).collect();
-    let is_plain = file.starts_with('/')
-        && parts.iter().all(|part| !part.is_empty() && !part.starts_with('.'));
-    is_plain
-        && match parts[..] {
+    let parts: Vec<&str> = file.split('/').collect();
+    let is_plain = |part: &&str| is_name(part);
+    match parts.split_first() {
+        Some((&"", parts)) if parts.iter().all(is_plain) => match parts[..] {
             ["sys", "block", _, "queue", name] => {
                 matches!(name, "scheduler" | "read_ahead_kb" | "nr_requests")
             }
@@ -253,7 +249,9 @@ fn is_setting(file: &str) -> bool {
             ["sys", "devices", "system", "cpu", "cpufreq", _, "scaling_governor"] => true,
             ["proc", "sys", "net", "core" | "ipv4", _] => true,
             _ => false,
-        }
+        },
+        _ => false,
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use crate::checks::Persist;
+use crate::checks::sysctl_name;
 use crate::root::Root;
 
 use super::journal::{Entry, Journal, parent, replace_file, sync_directory};
@@ -17,24 +17,37 @@ pub const SYSCTL_FILE: &str = "/etc/sysctl.d/99-flagstone-doctor.conf";
 const HEADER: &str =
     "# Written by flagstone doctor --persist; flagstone doctor --undo takes it back.\n";
 
+/// How a setting is kept: the file, what a line of it begins with, and the line.
+fn line(setting: &str, value: &str) -> Option<(&'static str, String, String)> {
+    if let Some(name) = sysctl_name(setting) {
+        let line = format!("{name} = {value}");
+        return Some((SYSCTL_FILE, name, line));
+    }
+    let (matches, attribute) = match setting.strip_prefix("/sys/block/") {
+        Some(rest) => {
+            let (disk, attribute) = rest.split_once('/')?;
+            (format!(r#"SUBSYSTEM=="block", ENV{{DEVTYPE}}=="disk", KERNEL=="{disk}""#), attribute)
+        }
+        None => (r#"SUBSYSTEM=="cpu""#.to_owned(), "cpufreq/scaling_governor"),
+    };
+    let key = format!(r#"ACTION=="add|change", {matches}, ATTR{{{attribute}}}"#);
+    let line = format!(r#"{key}="{value}""#);
+    Some((UDEV_FILE, key, line))
+}
+
 /// Writes the lines of all changes in the journal that are in force, also of earlier runs.
 pub(super) fn write(root: &Root, journal: &mut Journal) -> Result<Vec<Outcome>, ApplyError> {
-    let mut udev = BTreeMap::new();
-    let mut sysctl = BTreeMap::new();
+    let (mut udev, mut sysctl) = (BTreeMap::new(), BTreeMap::new());
     for entry in journal.entries() {
-        let Entry::Setting { file, after, persist: Some(persist), .. } = entry else { continue };
+        let Entry::Setting { file, after, .. } = entry else { continue };
         if current(root, file).ok().as_ref() != Some(after) {
             continue;
         }
-        match persist {
-            Persist::Udev { matches, attribute } => {
-                let key = format!(r#"ACTION=="add|change", {matches}, {attribute}"#);
-                udev.insert(key.clone(), format!(r#"{key}="{after}""#));
-            }
-            Persist::Sysctl { name } => {
-                sysctl.insert(name.clone(), format!("{name} = {after}"));
-            }
-        }
+        match line(file, after) {
+            Some((UDEV_FILE, key, line)) => udev.insert(key, line),
+            Some((_, key, line)) => sysctl.insert(key, line),
+            None => None,
+        };
     }
     let mut outcomes = Vec::new();
     for (file, lines) in [(UDEV_FILE, udev), (SYSCTL_FILE, sysctl)] {

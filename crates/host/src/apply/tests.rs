@@ -3,14 +3,15 @@ use std::fs;
 use proptest::prelude::*;
 
 use super::*;
-use crate::checks::Persist;
 
 const SCHEDULER: &str = "/sys/block/sda/queue/scheduler";
 const BACKLOG: &str = "/proc/sys/net/core/somaxconn";
 
 /// A host of two settings, kept as plain files: what is written is what is read.
 fn host() -> (tempfile::TempDir, Root) {
-    let directory = tempfile::tempdir().expect("a directory");
+    // In memory where there is such a place: a journal is synced often.
+    let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+    let directory = directory.expect("a directory");
     let root = Root::new(directory.path());
     for (file, value) in [(SCHEDULER, "[mq-deadline] none"), (BACKLOG, "128")] {
         let path = root.locate(file);
@@ -21,14 +22,7 @@ fn host() -> (tempfile::TempDir, Root) {
 }
 
 fn change(file: &str, value: &str) -> Change {
-    let persist = Some(match file == BACKLOG {
-        true => Persist::Sysctl { name: "net.core.somaxconn".to_owned() },
-        false => Persist::Udev {
-            matches: r#"KERNEL=="sda""#.to_owned(),
-            attribute: "ATTR{queue/scheduler}".to_owned(),
-        },
-    });
-    Change { file: file.to_owned(), before: String::new(), value: value.to_owned(), persist }
+    Change { file: file.to_owned(), before: String::new(), value: value.to_owned() }
 }
 
 fn changes() -> [Change; 2] {
@@ -46,7 +40,7 @@ fn changes_are_made_kept_and_undone() {
     assert!(outcomes.iter().all(|o| matches!(o, Outcome::Changed { .. })), "{outcomes:?}");
     assert_eq!((value(&root, SCHEDULER), value(&root, BACKLOG)), ("none".into(), "1024".into()));
     let udev = root.read(UDEV_FILE).expect("written");
-    let rule = r#"ACTION=="add|change", KERNEL=="sda", ATTR{queue/scheduler}="none""#;
+    let rule = r#"ACTION=="add|change", SUBSYSTEM=="block", ENV{DEVTYPE}=="disk", KERNEL=="sda", ATTR{queue/scheduler}="none""#;
     assert!(udev.lines().any(|line| line == rule), "{udev}");
     assert!(root.read(SYSCTL_FILE).expect("written").ends_with("net.core.somaxconn = 1024"));
 
@@ -164,9 +158,9 @@ fn a_journal_is_not_trusted() {
     fs::create_dir_all(root.locate("/etc")).expect("a directory");
     fs::write(root.locate("/etc/passwd"), "x").expect("written");
     for line in [
-        r#"{"entry":"setting","file":"/etc/passwd","before":"y","after":"x","persist":null}"#,
-        r#"{"entry":"setting","file":"/sys/block/../../etc/passwd","before":"y","after":"x","persist":null}"#,
-        r#"{"entry":"setting","file":"/sys/block/../queue/scheduler","before":"y","after":"x","persist":null}"#,
+        r#"{"entry":"setting","file":"/etc/passwd","before":"y","after":"x"}"#,
+        r#"{"entry":"setting","file":"/sys/block/../../etc/passwd","before":"y","after":"x"}"#,
+        r#"{"entry":"setting","file":"/sys/block/../queue/scheduler","before":"y","after":"x"}"#,
         r#"{"entry":"file","file":"/etc/passwd","before":null,"after":"x"}"#,
         r#"{"entry":"other"}"#,
         "nonsense",

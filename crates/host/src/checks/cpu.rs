@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::facts::{Facts, Irq, Seen};
 
 use super::{
-    Change, Evidence, Expectations, Finding, GOOGLE, Judgement, KERNEL, Persist, REASONED, Severity,
+    Change, Evidence, Expectations, Finding, GOOGLE, Judgement, KERNEL, REASONED, Severity,
 };
 
 /// The page's IOPS for each free CPU: of reads, and of writes.
@@ -80,10 +80,6 @@ fn governor(facts: &Facts, out: &mut Judgement) {
         file: policy.governor.file.clone(),
         before: policy.governor.value.clone(),
         value: "performance".to_owned(),
-        persist: Some(Persist::Udev {
-            matches: r#"SUBSYSTEM=="cpu""#.to_owned(),
-            attribute: "ATTR{cpufreq/scaling_governor}".to_owned(),
-        }),
     };
     let changes: Vec<Change> = slow.iter().map(change).collect();
     let mut finding =

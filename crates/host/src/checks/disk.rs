@@ -3,8 +3,7 @@
 use crate::facts::{Disk, Facts, Media, Seen};
 
 use super::{
-    Change, Evidence, Expectations, Finding, GOOGLE, Judgement, Persist, REASONED, Severity,
-    Workload, node,
+    Change, Evidence, Expectations, Finding, GOOGLE, Judgement, REASONED, Severity, Workload, node,
 };
 
 /// Read-ahead for throughput: the page's example, 8 MiB.
@@ -31,14 +30,8 @@ pub(super) fn judge(facts: &Facts, expected: &Expectations, disk: &Disk, out: &m
     out_of_use(facts, expected, disk, out);
 }
 
-/// A change of a setting in sysfs, kept by a udev rule.
-fn setting<T>(disk: &Disk, seen: &Seen<T>, before: String, value: String) -> Change {
-    let base = format!("/sys/block/{}/", disk.name);
-    let attribute = seen.file.strip_prefix(&base).unwrap_or(&seen.file).to_owned();
-    let matches = format!(r#"SUBSYSTEM=="block", ENV{{DEVTYPE}}=="disk", KERNEL=="{}""#, disk.name);
-    let attribute = format!("ATTR{{{attribute}}}");
-    let persist = Some(Persist::Udev { matches, attribute });
-    Change { file: seen.file.clone(), before, value, persist }
+fn setting<T>(seen: &Seen<T>, before: String, value: String) -> Change {
+    Change { file: seen.file.clone(), before, value }
 }
 
 fn scheduler(disk: &Disk, out: &mut Judgement) {
@@ -56,7 +49,7 @@ fn scheduler(disk: &Disk, out: &mut Judgement) {
         return out.unknown(&seen.file, "neither none nor noop can be chosen here");
     };
     let what = format!("the I/O scheduler is {current}; SSD, NVMe and cloud disks want {wanted}");
-    let change = setting(disk, seen, current.clone(), (*wanted).to_owned());
+    let change = setting(seen, current.clone(), (*wanted).to_owned());
     out.findings.push(
         Finding::advice(CHECK, Severity::Medium, &disk.name, what, vec![seen.into()])
             .effect("saves sorting and locking for each request; more with more IOPS", GOOGLE)
@@ -82,7 +75,7 @@ fn read_ahead(expected: &Expectations, disk: &Disk, out: &mut Judgement) {
         ),
         Some(_) => return out.right(CHECK, &disk.name, format!("{current} KiB")),
     };
-    let change = setting(disk, seen, current.to_string(), wanted.to_string());
+    let change = setting(seen, current.to_string(), wanted.to_string());
     out.findings.push(
         Finding::advice(CHECK, Severity::Medium, &disk.name, what, vec![seen.into()])
             .effect(effect, GOOGLE)
@@ -105,7 +98,7 @@ fn depth(expected: &Expectations, disk: &Disk, out: &mut Judgement) {
             continue;
         }
         let what = format!("{name} is {}; up to {wanted} are wanted in flight", seen.value);
-        let change = setting(disk, seen, seen.value.to_string(), wanted.to_string());
+        let change = setting(seen, seen.value.to_string(), wanted.to_string());
         let severity = if expected.iops.is_some() { Severity::High } else { Severity::Medium };
         let mut finding = Finding::advice(CHECK, severity, &disk.name, what, vec![seen.into()])
             .effect(

@@ -8,7 +8,7 @@ mod disk;
 mod filesystem;
 mod network;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::facts::{Facts, Seen, Unread};
 
@@ -72,24 +72,6 @@ impl<T> From<&Seen<T>> for Evidence {
     }
 }
 
-/// How a change is kept over a restart.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Persist {
-    /// A line of a udev rule: what it matches, and what it sets.
-    Udev {
-        /// Such as `SUBSYSTEM=="block", KERNEL=="sdb"`.
-        matches: String,
-        /// Such as `ATTR{queue/scheduler}`.
-        attribute: String,
-    },
-    /// A line of a sysctl file.
-    Sysctl {
-        /// Such as `net.core.rmem_max`.
-        name: String,
-    },
-}
-
 /// One setting to change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Change {
@@ -99,8 +81,6 @@ pub struct Change {
     pub before: String,
     /// What to write.
     pub value: String,
-    /// How it is kept over a restart.
-    pub persist: Option<Persist>,
 }
 
 /// Something that costs performance.
@@ -229,9 +209,9 @@ impl Finding {
 
     /// Makes it safe, by writing settings. Their commands come from the changes.
     pub(crate) fn by_writing(mut self, changes: Vec<Change>) -> Finding {
-        let write = |change: &Change, value: &str| match &change.persist {
-            Some(Persist::Sysctl { name }) => format!("sysctl -w {name}={}", quote(value)),
-            _ => format!("echo {} > {}", quote(value), quote(&change.file)),
+        let write = |change: &Change, value: &str| match sysctl_name(&change.file) {
+            Some(name) => format!("sysctl -w {name}={}", quote(value)),
+            None => format!("echo {} > {}", quote(value), quote(&change.file)),
         };
         let lines = |value: fn(&Change) -> &str| {
             let lines = changes.iter().map(|change| write(change, value(change)));
@@ -257,4 +237,9 @@ pub(crate) fn quote(word: &str) -> String {
 /// Where a disk's device node is.
 pub(crate) fn node(name: &str) -> String {
     format!("/dev/{}", name.replace('!', "/"))
+}
+
+/// The name for `sysctl` of a file of `/proc/sys`.
+pub(crate) fn sysctl_name(file: &str) -> Option<String> {
+    Some(file.strip_prefix("/proc/sys/")?.replace('/', "."))
 }

@@ -2,7 +2,7 @@
 
 use crate::facts::{Facts, Interface, Seen};
 
-use super::{Change, Evidence, Finding, Judgement, KERNEL, Persist, REASONED, Severity};
+use super::{Change, Evidence, Finding, Judgement, KERNEL, REASONED, Severity};
 
 /// Largest socket buffer to allow: 100 Gbit/s for a round trip of 1 ms are 12.5 MB.
 const SOCKET_BYTES: u64 = 16 << 20;
@@ -168,9 +168,8 @@ fn sockets(facts: &Facts, out: &mut Judgement) {
             let words = others.iter().chain([&last]).map(u64::to_string);
             words.collect::<Vec<_>>().join(" ")
         };
-        let persist = Some(Persist::Sysctl { name: name.to_owned() });
         let (file, before, value) = (seen.file.clone(), line(*last), line(least));
-        let change = Change { file, before, value, persist };
+        let change = Change { file, before, value };
         let what = format!("{last} is less than the {least} that a fast network fills");
         let source = format!("{KERNEL}networking/ip-sysctl.rst; not measured on this host");
         out.findings.push(
