@@ -85,7 +85,7 @@ fn it_shows_changes_and_gives_back() {
 #[test]
 fn the_json_has_the_documented_keys() {
     let host = host();
-    let report = json(&doctor(host.path(), &["--json", "--iops", "5000"]));
+    let report = json(&doctor(host.path(), &["--json", "--iops", "6000"]));
     let keys = |value: &serde_json::Value| {
         value.as_object().expect("an object").keys().cloned().collect::<Vec<_>>()
     };

@@ -87,7 +87,10 @@ fn a_loop_device_through_its_life() {
     let found = inspect(&device.device).expect("it is there");
     assert!(found.is_free(), "{:?}", found.reasons());
     let name = device.device.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
-    assert_eq!(found.target, Target::BlockDevice { name: name.clone(), size_bytes: SIZE_BYTES });
+    assert_eq!(
+        found.target,
+        Target::BlockDevice { name: name.clone(), size_bytes: Some(SIZE_BYTES) }
+    );
     let of_file = inspect(&file).expect("it is there");
     assert_eq!(of_file.uses, [Use::Loop { device: name.clone() }]);
 

@@ -136,6 +136,7 @@ fn a_local_ssd_over_nvme() {
         [
             "High NVMe interrupts nvme0",
             "Medium ext4 initialisation host",
+            "Medium free CPUs host",
             "Info barriers /mnt/fast disk",
         ]
     );
@@ -314,4 +315,20 @@ proptest! {
         report.apply(&root, true).expect("it has a journal");
         prop_assert!(undo(&root).is_ok());
     }
+}
+
+#[test]
+fn a_virtual_disk_that_says_it_rotates_is_not_believed() {
+    let file = |path: &str, value: &str| (path.to_owned(), Some(value.to_owned()));
+    let disk = |name: &str| {
+        [
+            file(&format!("sys/block/{name}/size"), "2048"),
+            file(&format!("sys/block/{name}/queue/rotational"), "1"),
+            file(&format!("sys/block/{name}/queue/scheduler"), "none [mq-deadline]"),
+        ]
+    };
+    let (_directory, root) = unpack(&[disk("vda"), disk("sda")].concat());
+    let report = diagnose(&root, &Expectations::default());
+    assert_eq!(found(&report), ["Medium scheduler vda"]);
+    assert!(is_right(&report, "scheduler", "sda"));
 }

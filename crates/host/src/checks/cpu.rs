@@ -28,6 +28,9 @@ fn free(facts: &Facts, expected: &Expectations, out: &mut Judgement) {
     let (fewest, most) = (IOPS_PER_CPU.0 as f64, IOPS_PER_CPU.1 as f64);
     let good_for = format!("good for {:.0} to {:.0} IOPS", free * fewest, free * most);
     let Some(iops) = expected.iops else {
+        if free < 1.0 {
+            return busy(facts, free, count, out);
+        }
         return out.right(CHECK, "host", format!("{free:.1} of {count} free, {good_for}"));
     };
     if free * fewest >= iops as f64 {
@@ -53,6 +56,21 @@ fn free(facts: &Facts, expected: &Expectations, out: &mut Judgement) {
                 "take a machine with more CPUs, or move other work away: top -o %CPU",
                 "the machine as it was",
                 "costs money or another machine",
+            ),
+    );
+}
+
+/// No expectation is known, but no CPU is free for any.
+fn busy(facts: &Facts, free: f64, count: usize, out: &mut Judgement) {
+    let evidence = facts.cpus.load.as_ref().map(Evidence::from).into_iter().collect();
+    let what = format!("{free:.1} of {count} CPUs are free: not one for I/O");
+    out.findings.push(
+        Finding::advice("free CPUs", Severity::Medium, "host", what, evidence)
+            .effect("one free CPU for each 2,000 to 2,500 IOPS", GOOGLE)
+            .by_hand(
+                "top -o %CPU   # what takes them",
+                "nothing was changed",
+                "the load is the last minute's mean, and counts tasks that wait for disks too",
             ),
     );
 }

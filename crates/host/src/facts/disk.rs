@@ -13,7 +13,7 @@ pub enum Media {
     CloudDisk,
     /// A local SSD of a cloud that says so, lost with its machine.
     LocalSsd,
-    /// It does not rotate.
+    /// It does not rotate, or is a virtual machine's view of a disk that may or may not.
     Ssd,
     /// It rotates.
     Hdd,
@@ -177,10 +177,12 @@ fn media(name: &str, model: Option<&str>, rotational: Option<bool>) -> Media {
         .and_then(|model| MODELS.iter().find(|(known, _)| model.starts_with(known)))
         .map(|&(_, media)| media);
     let is_virtual = ["dm-", "md", "loop", "zram", "ram"].iter().any(|p| name.starts_with(p));
+    let is_paravirtual = name.starts_with("vd") || name.starts_with("xvd");
     match (known, rotational) {
         (Some(media), _) => media,
         _ if is_virtual => Media::Virtual,
-        (None, Some(true)) => Media::Hdd,
+        // A virtual disk says that it rotates when it knows nothing; its host schedules for it.
+        (None, Some(true)) if !is_paravirtual => Media::Hdd,
         (None, _) => Media::Ssd,
     }
 }

@@ -1,5 +1,7 @@
 //! The facts of a host besides its disks: CPUs, interrupts, processes, mounts, network.
 
+use std::io::ErrorKind;
+
 use crate::parse;
 
 use super::reader::{Reader, seen};
@@ -128,7 +130,12 @@ fn network(reader: &mut Reader<'_>, facts: &mut Facts) {
         let command = ["ethtool", "-k", &name];
         let features = reader.root.command(&command);
         let shown = command.join(" ");
-        let features = features.map_err(|error| reader.fail(&shown, error)).ok();
+        let features = features
+            .map_err(|error| match error.kind() {
+                ErrorKind::NotFound => reader.fail(&shown, "there is no ethtool to ask"),
+                _ => reader.fail(&shown, error),
+            })
+            .ok();
         facts.interfaces.push(Interface {
             mtu: reader.number(&format!("{base}/{name}/mtu")),
             rx_queues: (count > 0).then(|| seen(count, &queues, &format!("{count} rx queues"))),

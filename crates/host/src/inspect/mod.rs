@@ -28,8 +28,8 @@ pub enum Target {
     BlockDevice {
         /// Such as `sdb` or `nvme0n1p1`; the number `major:minor` if sysfs does not say.
         name: String,
-        /// Bytes.
-        size_bytes: u64,
+        /// Bytes; `None` if sysfs does not say.
+        size_bytes: Option<u64>,
     },
     /// A regular file.
     File {
@@ -212,13 +212,15 @@ impl Look {
         self.partitions(&name, &directory);
         self.parent(&directory);
         self.claimed(path, &name);
-        let size_bytes = match root::open(path) {
+        match root::open(path) {
             Ok(device) => self.signatures(device, &name),
             Err(error) => {
                 self.unknown.push(format!("signatures: cannot open {}: {error}", path.display()));
-                0
             }
-        };
+        }
+        let sectors = self.host.read(&format!("{directory}/size"));
+        let sectors = sectors.ok().and_then(|text| text.parse::<u64>().ok());
+        let size_bytes = sectors.map(|sectors| sectors.saturating_mul(512));
         Target::BlockDevice { name, size_bytes }
     }
 
@@ -314,21 +316,16 @@ impl Look {
         }
     }
 
-    /// Reads signatures, and gives the size in bytes.
-    fn signatures(&mut self, mut device: File, name: &str) -> u64 {
+    fn signatures(&mut self, mut device: File, name: &str) {
         let size = device.seek(SeekFrom::End(0));
-        let found = size.and_then(|size| Ok((size, signatures(&mut device, size)?)));
-        match found {
-            Ok((size, found)) => {
-                for signature in found {
-                    self.uses.push(Use::Signature { device: name.to_owned(), signature });
-                }
-                size
+        match size.and_then(|size| signatures(&mut device, size)) {
+            Ok(found) => {
+                let device = || name.to_owned();
+                let found = found.into_iter();
+                self.uses
+                    .extend(found.map(|signature| Use::Signature { device: device(), signature }));
             }
-            Err(error) => {
-                self.unknown.push(format!("signatures: cannot read {name}: {error}"));
-                0
-            }
+            Err(error) => self.unknown.push(format!("signatures: cannot read {name}: {error}")),
         }
     }
 
@@ -348,9 +345,7 @@ impl Look {
             }
         }
         match root::open(path) {
-            Ok(file) => {
-                self.signatures(file, &name);
-            }
+            Ok(file) => self.signatures(file, &name),
             Err(error) => self.unknown.push(format!("signatures: cannot open {name}: {error}")),
         }
     }
