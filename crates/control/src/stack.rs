@@ -144,7 +144,7 @@ fn connect_hint(error: &io::Error) -> &'static str {
 fn explain_nvme(error: &HostError) -> String {
     let hint = match error {
         HostError::Connect(system) => connect_hint(system),
-        HostError::Refused { what: "Connect", status } => match status.code() {
+        HostError::FabricsRefused { what: "Connect", status } => match status.code() {
             Status::CONNECT_INVALID_PARAMETERS => {
                 return "the server refused Connect, most likely because it has no subsystem of \
                         this NQN (Connect Invalid Parameters); `flagstone serve` prints those it \

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use flagstone_runtime::net::KeepAlive;
+
 /// Longest read or write, in bytes: the 32 MiB that every NBD peer may expect, and the largest
 /// pooled buffer. Longer reads and writes are refused, their payload is read and thrown away.
 pub const MAX_REQUEST_BYTES: u32 = 32 << 20;
@@ -60,6 +62,10 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 /// A peer that neither takes the replies waiting for it nor completes a request that it began is
 /// closed after this time without progress.
 pub const PEER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// When an idle client is asked whether its machine is there, and given up: NBD has no keep alive of
+/// its own, and a client that lost its power would be held for ever. Two minutes in all.
+pub const KEEP_ALIVE: KeepAlive = KeepAlive { idle_s: 60, interval_s: 10, probes: 6 };
 
 /// How often progress is looked at while a peer is waited for.
 pub const TICK: Duration = Duration::from_secs(1);

@@ -137,6 +137,27 @@ fn a_client_that_never_reads_is_closed_and_holds_little() {
     });
 }
 
+/// What waits in the kernel for a client that does not take it would stay there after the close.
+#[test]
+fn what_a_stalled_client_did_not_take_is_dropped() {
+    in_simulation(4, async || {
+        let server = Running::with(memory(1 << 20, 512));
+        let peer = Peer::begun(&server.address, STRUCTURED).await;
+        // All of them are received, so that nothing unread resets the connection anyway.
+        for cookie in 0..100 {
+            peer.send(&request(command::READ, 0, cookie, 0, 256 << 10)).await;
+        }
+        server.quiet().await;
+        let error = loop {
+            match peer.stream.recv(buf::alloc(1 << 20).await).await.0 {
+                Ok(count) => assert!(count > 0, "ended as if all had been sent"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    });
+}
+
 #[test]
 fn requests_in_flight_are_bounded() {
     on_each_driver(async || {

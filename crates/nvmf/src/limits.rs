@@ -69,6 +69,13 @@ pub(crate) const HOST_POLL_PAUSE: Duration = Duration::from_millis(5);
 /// How long a graceful end may take: commands in flight, then the shutdown of the controller.
 pub(crate) const HOST_DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How much longer than its keep alive time-out a host waits for the target's end of a connection:
+/// targets round the time-out up to a second.
+pub(crate) const HOST_END_MARGIN: Duration = Duration::from_secs(1);
+
+/// Longest such wait, and the one without a keep alive.
+pub(crate) const HOST_END_TIMEOUT_MAX: Duration = Duration::from_secs(30);
+
 /// First pause before a command is sent again that the target asks to retry; it doubles up to
 /// the longest.
 pub(crate) const HOST_RETRY_PAUSE: Duration = Duration::from_millis(5);

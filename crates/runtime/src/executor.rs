@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::driver::{Driver, Wait};
-use crate::limits::TASKS_PER_TURN;
+use crate::limits::{SHUT_DOWN_NS, SHUT_DOWN_TURN_NS, TASKS_PER_TURN};
 use crate::local_box::LocalBox;
 use crate::op::{Op, OpId, Ops};
 
@@ -453,17 +453,40 @@ impl Executor {
         }
     }
 
-    /// Drops all tasks and waits for the operations that they leave in flight.
-    pub(crate) fn shut_down(&self) {
-        while let Some(victim) = self.find_task(|_| true) {
-            self.abort(victim);
-        }
-        while self.ops.borrow().len() > 0 {
+    /// Drops all tasks, cancels the socket operations in flight, those included that nobody will
+    /// ever poll or drop, and waits for the driver to complete all that it has. A file operation
+    /// that does not end in [`SHUT_DOWN_NS`] is left behind with the whole executor, as the kernel
+    /// may still use its buffer.
+    pub(crate) fn shut_down(self: &Rc<Self>) {
+        let limit = self.now().saturating_add(SHUT_DOWN_NS);
+        loop {
             // Mail left unread would keep the driver from waiting, and so from completing anything.
             self.read_mail();
-            let soon = self.now() + 10_000_000;
-            self.drive(Wait::Until(Some(soon)));
+            while let Some(victim) = self.find_task(|_| true) {
+                self.abort(victim);
+            }
+            if self.cancel_all() == 0 {
+                return;
+            }
+            let now = self.now();
+            if now >= limit {
+                tracing::error!("operations do not end: left behind");
+                std::mem::forget(self.clone());
+                return;
+            }
+            self.drive(Wait::Until(Some(limit.min(now + SHUT_DOWN_TURN_NS))));
         }
+    }
+
+    /// Cancels what can be, and counts what the driver has not completed.
+    fn cancel_all(&self) -> usize {
+        let ops: Vec<(OpId, bool)> = self.ops.borrow().with_driver().collect();
+        for (id, cancellable) in &ops {
+            if *cancellable {
+                self.cancel(*id);
+            }
+        }
+        ops.len()
     }
 }
 

@@ -37,6 +37,13 @@ pub const RING_COMPLETIONS: u32 = 4096;
 /// Tasks polled between two looks at the driver, so that a busy task cannot starve I/O.
 pub const TASKS_PER_TURN: usize = 256;
 
+/// How long an executor that ends waits for operations on files, in nanoseconds: 30 s, the time that
+/// Linux gives a SCSI command. Those on sockets are cancelled and end at once.
+pub const SHUT_DOWN_NS: u64 = 30_000_000_000;
+
+/// Pause between two looks at them, in nanoseconds: completions end it.
+pub const SHUT_DOWN_TURN_NS: u64 = 100_000_000;
+
 /// Worker threads a core that carry file operations for the threaded driver.
 pub const FILE_WORKERS: usize = 8;
 

@@ -31,7 +31,7 @@ pub use drain::Drain;
 use crate::departures::Departure;
 use crate::export::Exports;
 use crate::handshake::{Handshake, Progress, Refusal};
-use crate::limits::{HANDSHAKE_TIMEOUT, MAX_CONNECTIONS, PEER_TIMEOUT};
+use crate::limits::{HANDSHAKE_TIMEOUT, KEEP_ALIVE, MAX_CONNECTIONS, PEER_TIMEOUT};
 use crate::links::Hold;
 use crate::session::Session;
 use crate::staging::Staging;
@@ -154,6 +154,9 @@ impl Server {
 
     /// Speaks NBD on an accepted stream, on this core, until either side ends it.
     pub async fn serve(&self, stream: Stream) -> Outcome {
+        if let Err(error) = stream.set_keep_alive(KEEP_ALIVE) {
+            tracing::debug!("cannot watch over an idle client: {error}");
+        }
         let mut staging = Staging::new();
         let negotiation = async {
             let session = negotiate(&stream, &self.exports, &mut staging).await?;

@@ -9,7 +9,9 @@
 //!   command in flight;
 //! - at most as many commands as the queue has entries, and at most
 //!   [`TargetConfig::connection_payload_bytes`](super::TargetConfig) of payload, are in hand: beyond it nothing is received;
-//! - a peer that sends or takes nothing in the midst of something is given up on.
+//! - a peer that sends or takes nothing in the midst of something is given up on; time that a device
+//!   or memory of ours takes is not held against it;
+//! - a namespace that is taken away is let go within [`WATCHDOG_PERIOD`], idle or not.
 //!
 //! `receive` parses, `fast` carries out what is plain, `grant` asks for data, `io` and `admin` carry out, `respond` answers.
 
@@ -60,8 +62,19 @@ pub(crate) struct Connection {
     room: Rc<sync::Notify>,
     /// PDUs received: what the watchdog looks at.
     received: Cell<u64>,
-    /// The peer owes us the rest of something.
-    mid_pdu: Cell<bool>,
+    /// What we wait for the peer to send.
+    awaits: Cell<Awaits>,
+}
+
+/// What a connection receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaits {
+    /// Nothing: it waits for room, memory or a device of ours, whatever the peer sends.
+    Nothing,
+    /// The next PDU, which need not come.
+    NextPdu,
+    /// The rest of one, which must.
+    RestOfPdu,
 }
 
 /// What Connect made of the connection. Dropping it gives the queue back to its controller.
@@ -140,7 +153,7 @@ impl Connection {
             ended: Cell::new(false),
             room,
             received: Cell::new(0),
-            mid_pdu: Cell::new(false),
+            awaits: Cell::new(Awaits::Nothing),
         }
     }
 
@@ -185,9 +198,12 @@ impl Connection {
                     rx.skip(rx.available());
                 }
             };
-            let _ = time::timeout(TERMINATE_TIMEOUT, drained).await;
+            let closed = time::timeout(TERMINATE_TIMEOUT, drained).await;
             self.tx.close();
-            self.stream.shutdown();
+            match closed {
+                Ok(()) => self.stream.shutdown(),
+                Err(_) => self.stream.abort(),
+            }
         }
     }
 
@@ -197,7 +213,19 @@ impl Connection {
         drop(session);
     }
 
-    /// Closes the connection of a peer that makes no progress where it owes some.
+    /// True while it is the peer on whom the connection waits: it takes nothing of what is sent, or
+    /// it is listened to and does not send what it must.
+    fn peer_owes(&self) -> bool {
+        let receives = match self.awaits.get() {
+            Awaits::Nothing => false,
+            Awaits::NextPdu => !self.transfers.borrow().is_empty(),
+            Awaits::RestOfPdu => true,
+        };
+        receives || self.tx.is_busy()
+    }
+
+    /// Closes the connection of a peer that makes no progress where it owes some, and gives up
+    /// namespaces that are not served any more.
     async fn watch(&self) {
         let patience = self.target.config().slow_peer_timeout;
         let handshake = self.target.config().handshake_timeout;
@@ -209,18 +237,29 @@ impl Connection {
             time::sleep(period).await;
             age += period;
             let connected = self.session.borrow().is_some();
-            let owes =
-                self.tx.is_busy() || self.mid_pdu.get() || !self.transfers.borrow().is_empty();
+            self.refresh();
             let now = (self.tx.sent_bytes(), self.received.get());
-            stuck = if owes && now == before { stuck + period } else { Duration::ZERO };
+            stuck = if self.peer_owes() && now == before { stuck + period } else { Duration::ZERO };
             before = now;
             if stuck >= patience || (!connected && age >= handshake) {
                 let peer = self.stream.peer();
                 tracing::warn!(%peer, "closing: the host makes no progress");
                 self.tx.close();
-                self.stream.shutdown();
+                // What it does not take shall not wait for it in the kernel either.
+                self.stream.abort();
                 return;
             }
+        }
+    }
+
+    /// Takes the namespaces as they are now: an idle connection would keep devices open that have
+    /// been taken away.
+    fn refresh(&self) {
+        let mut session = self.session.borrow_mut();
+        let Some(session) = session.as_mut() else { return };
+        let controller = &session.connected.controller;
+        if session.table.generation() != controller.generation() {
+            session.table = controller.snapshot();
         }
     }
 

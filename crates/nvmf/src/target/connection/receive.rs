@@ -17,9 +17,9 @@ use flagstone_nvme::pdu::{
 use flagstone_nvme::sgl::{DataPointer, SglError};
 use flagstone_nvme::wire::Wire;
 use flagstone_nvme::{Cqe, FabricsType, Sqe, Status};
-use flagstone_runtime::{Buf, buf};
+use flagstone_runtime::{Buf, BufMut, buf};
 
-use super::{Connection, End};
+use super::{Awaits, Connection, End};
 use crate::limits::{
     COMMON_HEADER_BYTES, CONTROLLER_DATA_ALIGNMENT, DIRECT_BYTES, HEADER_BYTES_MAX,
 };
@@ -127,11 +127,22 @@ impl Connection {
     #[inline]
     async fn arrive(&self, rx: &mut Rx, len: usize) -> Result<(), End> {
         while rx.available() < len {
-            self.mid_pdu.set(rx.available() > 0);
-            rx.more().await?;
+            let begun = rx.available() > 0;
+            self.awaits.set(if begun { Awaits::RestOfPdu } else { Awaits::NextPdu });
+            let more = rx.more().await;
+            self.awaits.set(Awaits::Nothing);
+            more?;
         }
-        self.mid_pdu.set(false);
         Ok(())
+    }
+
+    /// Receives a payload, the rest of a PDU, into its place.
+    async fn fill(&self, rx: &mut Rx, place: BufMut) -> Result<BufMut, End> {
+        self.awaits.set(Awaits::RestOfPdu);
+        let (result, place) = rx.fill(place).await;
+        self.awaits.set(Awaits::Nothing);
+        result?;
+        Ok(place)
     }
 
     /// One PDU. `Some` when Connect has changed the rules.
@@ -279,11 +290,8 @@ impl Connection {
         let bytes = match rx.take(len, align) {
             Some(bytes) => bytes,
             None => {
-                self.mid_pdu.set(true);
-                let (result, place) = rx.fill(buf::alloc(len).await).await;
-                result?;
-                self.mid_pdu.set(false);
-                place.freeze()
+                let place = buf::alloc(len).await;
+                self.fill(rx, place).await?.freeze()
             }
         };
         let intact = digest_bytes == 0 || self.digest(rx, crc32c(&bytes)).await?;
@@ -315,10 +323,7 @@ impl Connection {
         rx.skip(frame.data_offset.into());
         let mut place = data.split_off(piece.offset as usize);
         let rest = place.split_off(piece.data_bytes as usize);
-        self.mid_pdu.set(true);
-        let (result, mut place) = rx.fill(place).await;
-        result?;
-        self.mid_pdu.set(false);
+        let mut place = self.fill(rx, place).await?;
         let intact = frame.data_digest_bytes == 0 || self.digest(rx, crc32c(&place)).await?;
         if place.unsplit(rest).is_err() || data.unsplit(place).is_err() {
             unreachable!("the pieces were cut from one buffer");
@@ -331,7 +336,7 @@ impl Connection {
     async fn piece_done(
         self: &Rc<Self>,
         tag: u16,
-        data: flagstone_runtime::BufMut,
+        data: BufMut,
         last: bool,
         intact: bool,
     ) -> Result<(), End> {
