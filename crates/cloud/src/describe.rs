@@ -156,6 +156,13 @@ pub(crate) fn not_known(
         out.push(format!("the vCPUs of {machine}"));
     }
     if let Some(limits) = site.volume_limits() {
+        let zonal = site.disk.volume.as_ref().map_or(0.0, |zonal| zonal.baseline_iops);
+        if site.regional && zonal > 0.0 && limits.baseline_iops == 0.0 {
+            out.push(format!(
+                "whether regional {kind} has the baseline of {} IOPS of zonal disks: it is left out",
+                grouped(zonal)
+            ));
+        }
         let reads = limits.read_mb_per_s_per_gb.is_none() && limits.read_mb_per_s_max.is_none();
         let writes = limits.write_mb_per_s_per_gb.is_none() && limits.write_mb_per_s_max.is_none();
         if (reads && mix.read > 0.0) || (writes && mix.write > 0.0) {

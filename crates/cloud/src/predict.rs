@@ -44,13 +44,13 @@ impl Catalogue {
         let caps = all(QueueFigure::Low);
         let total = mix.iops_under(caps.iter());
         let best = mix.iops_under(all(QueueFigure::High).iter());
-        let order = binding_order(&mix, &caps, 2);
+        let order = binding_order(&mix, &caps, caps.len());
         let limits = limits(&site, &demand, workload, &mix, &caps, &order);
         let rates = |iops: f64| rates(self, workload.block_bytes, iops);
         let binding = limits[order[0].0].clone();
         let next = order.get(1).map(|(index, _)| limits[*index].clone());
         let confidence = least(&site, &mix, &binding, next.as_ref());
-        let kinds: Vec<_> = order.iter().map(|(index, _)| caps[*index].kind).collect();
+        let kinds: Vec<_> = order.iter().take(2).map(|(index, _)| caps[*index].kind).collect();
         let in_flight = workload.in_flight().filter(|_| site.disk.queue.is_some());
         let mut sorted = limits;
         sorted.retain(|limit| limit.workload_iops.is_finite());
@@ -156,14 +156,8 @@ fn limits(
     let remedies = Remedies { site, demand, workload, mix, caps };
     let total = mix.iops_under(caps.iter());
     let limit = |(index, cap): (usize, &Cap<'_>)| {
-        // What comes after it: what there would be without it, or, where that is nothing more,
-        // without the one that is equal as well.
         let place = order.iter().position(|(bound, _)| *bound == index);
-        let target = place.map(|place| {
-            let gain = order[place].1;
-            let equal = place == 0 && gain <= total * (1.0 + SAME);
-            if equal { order.get(1).map_or(gain, |(_, gain)| *gain) } else { gain }
-        });
+        let target = place.and_then(|place| target(order, place, total));
         Limit {
             kind: cap.kind,
             dimension: cap.dimension,
@@ -177,6 +171,18 @@ fn limits(
         }
     };
     caps.iter().enumerate().map(limit).collect()
+}
+
+/// What the limit at `place` is to be lifted to: what there would be without it, and without those
+/// that are equal to it. None for limits behind the next one and its equals.
+fn target(order: &[(usize, f64)], place: usize, total: f64) -> Option<f64> {
+    let level = |place: usize| if place == 0 { total } else { order[place - 1].1 };
+    let same = |a: f64, b: f64| a <= b * (1.0 + SAME);
+    if place > 1 && !same(level(place), level(1)) {
+        return None;
+    }
+    let behind = order[place..].iter().map(|(_, gain)| *gain);
+    Some(behind.clone().find(|gain| !same(*gain, level(place))).unwrap_or(f64::INFINITY))
 }
 
 /// The least of what the result rests on.

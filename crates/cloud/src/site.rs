@@ -357,5 +357,8 @@ impl<'a> Site<'a> {
 /// A size as it is repeated to people.
 pub(crate) fn size_text(size: f64, unit: &str) -> String {
     let rounded = (size * 100.0).round() / 100.0;
-    format!("{rounded} {unit}")
+    match rounded {
+        0.0 if size > 0.0 => format!("less than 0.01 {unit}"),
+        _ => format!("{rounded} {unit}"),
+    }
 }

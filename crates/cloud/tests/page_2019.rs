@@ -405,3 +405,65 @@ fn every_inconsistency_is_carried() {
     let wanted: Vec<_> = (1..=20).map(|number| format!("I{number:02}")).collect();
     assert_eq!(ids, wanted);
 }
+
+/// Experiment A: 24 writes in flight on 500 GB of pd-ssd and an N2 of 8 vCPUs, measured without a
+/// mirror. The two small blocks are bound by the latency of the queue, the large one by the disk.
+#[test]
+fn published_experiment_of_block_sizes() {
+    for (kb, measured_mb_per_s, measured_ms, bound) in [
+        (64, 240.02, 6.248, LimitKind::Volume),
+        (8, 96.80, 1.935, LimitKind::QueueDepth),
+        (4, 37.54, 2.495, LimitKind::QueueDepth),
+    ] {
+        let workload = Workload { depth: Some(3), jobs: 8, ..Workload::random(kb * KB, 0) };
+        let found = predict("pd-ssd", 500, "n2-standard-8", &workload);
+        assert_eq!(found.binding.kind, bound, "{kb} KB");
+        // diskspd's MB is 2^20 bytes.
+        let measured_iops = measured_mb_per_s * 1024.0 / kb as f64;
+        let best = found.at_best.unwrap_or(found.total).iops;
+        match bound {
+            LimitKind::Volume => assert_near_by(found.total.iops, 3750.0, measured_iops, 0.03),
+            _ => assert!(
+                (found.total.iops * 0.99..=best).contains(&measured_iops),
+                "{kb} KB: {} to {best}, measured {measured_iops}",
+                found.total.iops
+            ),
+        }
+        let latency_ms = found.latency_us.expect("the depth is given") / 1000.0;
+        assert!((measured_ms / latency_ms - 1.0).abs() < 0.3, "{kb} KB: {latency_ms} ms");
+    }
+}
+
+#[track_caller]
+fn assert_near_by(value: f64, wanted: f64, measured: f64, part: f64) {
+    assert_near(value, wanted, "predicted");
+    assert!((measured / value - 1.0).abs() < part, "{value}, measured {measured}");
+}
+
+/// Experiment C: what was measured is twice, and 1.7 times, the formula.
+#[test]
+fn published_experiment_of_sizes() {
+    for (size, formula, measured, ratio) in [(200, 150.0, 309.0, 2.06), (600, 450.0, 745.0, 1.66)] {
+        let workload = Workload { depth: Some(256), ..Workload::random(4 * KB, 100) };
+        let found = predict("pd-standard", size, "n1-standard-8", &workload);
+        assert_near(found.total.iops, formula, "the formula");
+        assert!((measured / found.total.iops - ratio).abs() < 0.005);
+        assert_eq!(found.binding.kind, LimitKind::Volume);
+        assert!(found.inconsistencies.iter().any(|touched| touched.id == "I19"));
+    }
+}
+
+/// Equal limits are lifted together: each says what brings the workload past both.
+#[test]
+fn equal_limits_are_lifted_together() {
+    let workload = Workload::random(8 * KB, 0);
+    let found = predict("pd-ssd", 500, "n1-standard-8", &workload);
+    assert_near(found.total.iops, 15000.0, "both");
+    assert_eq!(found.binding.kind, LimitKind::Volume);
+    assert_eq!(found.next.as_ref().map(|next| next.kind), Some(LimitKind::Vm));
+    // CPU is next: 20,000 writes a second of 8 vCPUs.
+    let lift = found.binding.lifts.first().expect("there is one").to_string();
+    assert_eq!(lift, "a volume of 667 GB");
+    let lift = found.next.expect("there is one").lifts.first().expect("there is one").to_string();
+    assert_eq!(lift, "n1 with 16-31 vCPUs (allows 25,000 IOPS)");
+}

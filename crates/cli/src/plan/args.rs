@@ -22,7 +22,7 @@ pub struct PlanArgs {
 #[derive(Debug, Subcommand)]
 pub enum PlanCommand {
     /// Predict what a disk, size and machine will do, and which limit binds
-    Predict(PredictArgs),
+    Predict(Box<PredictArgs>),
     /// Print the tables of limits and prices that a catalogue stands for
     Table(TableArgs),
     /// Print a catalogue of the program, to begin one's own from

@@ -75,7 +75,7 @@ impl<'a> From<&'a Catalogue> for CatalogueHead<'a> {
 /// The line with which every report begins.
 pub(crate) fn head(catalogue: &Catalogue) -> String {
     format!(
-        "catalogue {}: {}; of {}, confidence {}\n",
+        "catalogue {}: {}; date: {}; confidence {}\n",
         catalogue.name, catalogue.title, catalogue.date, catalogue.confidence
     )
 }

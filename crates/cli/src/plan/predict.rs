@@ -145,7 +145,11 @@ fn limits(found: &Prediction, paint: Paint, out: &mut String) {
         let (mark, name) = match (binds, next) {
             (true, _) => ("binds", paint.red(&format!("{:<29}", limit.kind.to_string()))),
             (false, true) => ("next", paint.yellow(&format!("{:<29}", limit.kind.to_string()))),
-            (false, false) => ("", format!("{:<29}", limit.kind.to_string())),
+            (false, false) => {
+                // What is lifted beside those two is equal to one of them.
+                let mark = if limit.lifts.is_empty() { "" } else { "equal" };
+                (mark, format!("{:<29}", limit.kind.to_string()))
+            }
         };
         let iops = grouped(limit.workload_iops);
         let _ = writeln!(out, "  {mark:<6}{name}{iops:>12} IOPS  {}", limit.because);

@@ -52,7 +52,7 @@ pub(super) fn explain(error: &toml_edit::de::Error, file: &str, text: &str) -> C
     let line = span.as_ref().map(|span| line_of(text, span.start));
     let said = error.message();
     let first = said.lines().next().unwrap_or(said);
-    let (message, help) = reword(first, &place(text, span));
+    let (message, help) = reword(first, &place(text, span), &Foreign::of(text));
     CatalogueError { file: file.to_owned(), line, message, help }
 }
 
@@ -63,11 +63,37 @@ fn place(text: &str, span: Option<Range<usize>>) -> String {
     text[start..].lines().next().unwrap_or("").trim().to_owned()
 }
 
-fn reword(said: &str, line: &str) -> (String, String) {
+/// The words of units that do not fit a file, so that its keys are named in its own. The file was
+/// not understood, so this is judged by its text alone.
+struct Foreign(Vec<(&'static str, &'static str)>);
+
+impl Foreign {
+    fn of(text: &str) -> Foreign {
+        let pairs =
+            [("\"GiB\"", "gb", "gib"), ("\"MiB/s\"", "mb", "mib"), ("\"KiB\"", "kb", "kib")];
+        let foreign = |(unit, decimal, binary)| match text.contains(unit) {
+            true => (decimal, binary),
+            false => (binary, decimal),
+        };
+        Foreign(pairs.map(foreign).to_vec())
+    }
+
+    fn corrected(&self, key: &str) -> String {
+        let word = |word| self.0.iter().find(|(wrong, _)| *wrong == word).map_or(word, |(_, r)| *r);
+        key.split('_').map(word).collect::<Vec<_>>().join("_")
+    }
+
+    fn fits(&self, key: &str) -> bool {
+        self.corrected(key) == key
+    }
+}
+
+fn reword(said: &str, line: &str, foreign: &Foreign) -> (String, String) {
     let backticked = |text: &str| text.split('`').nth(1).unwrap_or("").to_owned();
     if let Some((_, rest)) = said.split_once("missing field ") {
         let key = backticked(rest);
         let form = keys::form(&key).unwrap_or("a value");
+        let key = foreign.corrected(&key);
         return (
             format!("`{key}` is missing in `{}`", shown(line)),
             format!("write {key} = {form}"),
@@ -76,7 +102,7 @@ fn reword(said: &str, line: &str) -> (String, String) {
     if let Some((_, rest)) = said.split_once("unknown field ") {
         let key = backticked(rest);
         let accepted = rest.split_once("expected ").map_or("none", |(_, names)| names);
-        return (format!("unknown key `{}`", shown(&key)), accepted_keys(accepted));
+        return (format!("unknown key `{}`", shown(&key)), accepted_keys(accepted, foreign));
     }
     if let Some((found, wanted)) =
         said.strip_prefix("invalid type: ").and_then(|rest| rest.rsplit_once(", expected "))
@@ -99,9 +125,11 @@ fn reword(said: &str, line: &str) -> (String, String) {
     (format!("this is not a catalogue in TOML: {}", shown(said)), help.to_owned())
 }
 
-fn accepted_keys(names: &str) -> String {
-    let names = names.strip_prefix("one of ").unwrap_or(names);
-    format!("accepted here: {}", names.replace('`', ""))
+fn accepted_keys(names: &str, foreign: &Foreign) -> String {
+    let names = names.strip_prefix("one of ").unwrap_or(names).replace('`', "");
+    let names: Vec<_> =
+        names.split([',', ' ']).filter(|name| !name.is_empty() && foreign.fits(name)).collect();
+    format!("accepted here: {}", names.join(", "))
 }
 
 fn expected(wanted: &str) -> String {

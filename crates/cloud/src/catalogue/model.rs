@@ -374,7 +374,7 @@ pub struct Family {
     /// Network egress of its machines.
     #[serde(default)]
     pub egress: Vec<EgressRow>,
-    /// Types of disk that can be attached: `true`, `false`, or by request. Types that are not
+    /// Types of disk and whether they can be attached: `yes`, `no` or `by-request`. Types not
     /// listed are not known to be refused.
     #[serde(default)]
     pub disks: BTreeMap<String, Support>,
