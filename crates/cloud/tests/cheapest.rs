@@ -305,7 +305,7 @@ fn prices_of_machines_change_the_order() {
     assert_eq!((best.machine.name.as_str(), best.usd_machine), ("b-standard-4", Some(1.0)));
     assert_eq!(best.cost.sources, ["price-file"]);
     assert!(answer.found.iter().all(|found| found.machine.name != "a-standard-1"));
-    assert!(answer.not_known.iter().any(|what| what.contains("prices of machines of a")));
+    assert!(answer.not_known.iter().any(|what| what.ends_with("of machines of a")));
 }
 
 #[test]

@@ -11,7 +11,7 @@ mod near;
 mod need;
 mod prices;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -179,7 +179,7 @@ impl Catalogue {
         });
         let groups = grouped(&all, prices.has_machines());
         let found: Vec<Found> =
-            groups.into_iter().take(most).map(|group| found(&group, need)).collect();
+            groups.into_iter().take(most).map(|group| found(&group, need, scope)).collect();
         let cheaper = near::cheaper(self, need, scope, &kinds, &machines, &all);
         let uses = found.iter().flat_map(|found| {
             let price = self.prices.iter().find(|price| price.kind == found.kind);
@@ -202,9 +202,12 @@ impl Catalogue {
             cheaper,
             not_known: not_known
                 .into_iter()
-                .map(|(what, count)| match count {
-                    1 => what,
-                    _ => format!("{what} ({count} machines)"),
+                .map(|(what, families)| match families.is_empty() {
+                    true => what,
+                    false => format!(
+                        "{what} {}",
+                        crate::input::listed(families.iter().map(String::as_str))
+                    ),
                 })
                 .collect(),
             sources,
@@ -248,8 +251,7 @@ fn site<'a>(
     let site = site.map_err(|_| None)?;
     let has_tables = catalogue.per_vm.iter().any(|t| t.types.iter().any(|known| known == kind));
     if site.vm.is_none() && has_tables && site.size_each().is_none() {
-        let family = &machine.family;
-        return Err(Some(format!("limits of {family} for {kind}: left out")));
+        return Err(Some(format!("limits of {kind}, so that they are left out, of machines of")));
     }
     Ok(site)
 }
@@ -260,7 +262,8 @@ struct Search<'s, 'a> {
     scope: &'s Scope,
     prices: &'s Prices,
     tried: u64,
-    not_known: BTreeMap<String, u32>,
+    /// What is not known, and of which families.
+    not_known: BTreeMap<String, BTreeSet<String>>,
     all: Vec<Candidate<'a>>,
 }
 
@@ -275,14 +278,14 @@ impl<'a> Search<'_, 'a> {
                 Ok(site) => site,
                 Err(None) => continue,
                 Err(Some(what)) => {
-                    *self.not_known.entry(what).or_default() += 1;
+                    self.not_known.entry(what).or_default().insert(machine.family.clone());
                     continue;
                 }
             };
             let usd_machine = self.prices.machine(&machine.name);
             if self.prices.has_machines() && usd_machine.is_none() {
-                let what = format!("prices of machines of {}: left out", machine.family);
-                *self.not_known.entry(what).or_default() += 1;
+                let what = "prices, so that they are left out, of machines of".to_owned();
+                self.not_known.entry(what).or_default().insert(machine.family.clone());
                 continue;
             }
             let key = (
@@ -319,7 +322,7 @@ impl<'a> Search<'_, 'a> {
             match site.cost(&demand) {
                 Ok(cost) => out.push((demand, cost)),
                 Err(no_price) => {
-                    self.not_known.entry(no_price.0).or_insert(1);
+                    self.not_known.entry(no_price.0).or_default();
                     break;
                 }
             }
@@ -351,7 +354,7 @@ fn grouped<'c, 'a>(all: &'c [Candidate<'a>], priced: bool) -> Vec<Vec<&'c Candid
     groups
 }
 
-fn found(group: &[&Candidate<'_>], need: &Need) -> Found {
+fn found(group: &[&Candidate<'_>], need: &Need, scope: &Scope) -> Found {
     let best = group[0];
     let Candidate { site, demand, cost, usd_machine } = best;
     let catalogue = site.catalogue;
@@ -401,7 +404,7 @@ fn found(group: &[&Candidate<'_>], need: &Need) -> Found {
         usd_per_month: best.usd(),
         usd_per_iops: (total > 0.0).then(|| best.usd() / total),
         headroom,
-        decided_by: near::decided_by(site, demand, cost, need),
+        decided_by: near::decided_by(site, cost, need, scope.disks_max),
         by_request: site.by_request,
         confidence: cost.confidence.max(table.unwrap_or(Confidence::A)),
     }

@@ -15,21 +15,20 @@ fn is_less(usd: f64, than: f64) -> bool {
     usd < than - 1e-6
 }
 
-/// The needs without which these disks would be cheaper.
-pub(super) fn decided_by(site: &Site<'_>, demand: &Demand, cost: &Cost, need: &Need) -> Vec<What> {
+/// The needs without which fewer, smaller or slower disks of the type would do, for less.
+pub(super) fn decided_by(site: &Site<'_>, cost: &Cost, need: &Need, disks_max: u32) -> Vec<What> {
     let capacity = site.catalogue.units.size_of(need.capacity_bytes);
     let without = |what: What| {
         let mut loads = need.loads(site);
         loads.retain(|load| load.what != what);
         let capacity = if what == What::Capacity { 0.0 } else { capacity };
-        let least = Fit::new(site, loads, capacity).and_then(|fit| fit.with(demand.disks));
-        least.ok().and_then(|least| site.cost(&least).ok())
+        let Ok(fit) = Fit::new(site, loads, capacity) else { return false };
+        let costs = (1..=disks_max).filter_map(|disks| site.cost(&fit.with(disks).ok()?).ok());
+        costs.into_iter().any(|less| is_less(less.usd_per_month, cost.usd_per_month))
     };
     [What::Capacity, What::Iops, What::Throughput]
         .into_iter()
-        .filter(|what| {
-            without(*what).is_some_and(|less| is_less(less.usd_per_month, cost.usd_per_month))
-        })
+        .filter(|what| without(*what))
         .collect()
 }
 
