@@ -145,6 +145,7 @@ struct TaskSlot {
     /// Bumped when the slot's task ends, so that a handle of an earlier task cannot abort a later.
     generation: u32,
     node: u32,
+    flow: u64,
     occupied: bool,
     waker: Waker,
     cell: Arc<SlotWaker>,
@@ -180,6 +181,7 @@ pub(crate) struct Executor {
     timers: RefCell<Timers>,
     garbage: RefCell<Vec<Op>>,
     node: Cell<u32>,
+    flow: Cell<u64>,
     shuffles: bool,
 }
 
@@ -196,6 +198,7 @@ impl Executor {
             timers: RefCell::default(),
             garbage: RefCell::default(),
             node: Cell::new(0),
+            flow: Cell::new(0),
             shuffles,
         })
     }
@@ -239,6 +242,16 @@ impl Executor {
         result
     }
 
+    /// The flow that the running task belongs to; see [`crate::task::flow`].
+    pub(crate) fn flow(&self) -> u64 {
+        self.flow.get()
+    }
+
+    /// Moves the running task, and what it spawns from now on, to `flow`.
+    pub(crate) fn set_flow(&self, flow: u64) {
+        self.flow.set(flow);
+    }
+
     pub(crate) fn submit(&self, op: Op) -> OpId {
         let node = self.node.get();
         let mut ops = self.ops.borrow_mut();
@@ -259,8 +272,15 @@ impl Executor {
             let shared = self.shared.clone();
             let cell = Arc::new(SlotWaker { slot, queued: AtomicBool::new(false), shared });
             let waker = Waker::from(cell.clone());
-            let fresh =
-                TaskSlot { future: None, generation: 0, node: 0, occupied: false, waker, cell };
+            let fresh = TaskSlot {
+                future: None,
+                generation: 0,
+                node: 0,
+                flow: 0,
+                occupied: false,
+                waker,
+                cell,
+            };
             tasks.slots.push(fresh);
             slot
         });
@@ -268,6 +288,7 @@ impl Executor {
         task.future = Some(future);
         task.occupied = true;
         task.node = self.node.get();
+        task.flow = self.flow.get();
         let generation = task.generation;
         if !task.cell.queued.swap(true, Ordering::AcqRel) {
             self.ready.borrow_mut().push_back(slot);
@@ -413,6 +434,7 @@ impl Executor {
             task.cell.queued.store(false, Ordering::Release);
             let Some(future) = task.future.take() else { return };
             self.node.set(task.node);
+            self.flow.set(task.flow);
             let waker = std::mem::replace(&mut task.waker, Waker::noop().clone());
             (future, waker, task.generation)
         };
@@ -423,6 +445,7 @@ impl Executor {
         let aborted = task.generation != generation;
         if polled.is_pending() && !aborted {
             task.future = Some(future);
+            task.flow = self.flow.replace(0);
             self.node.set(0);
             return;
         }
@@ -434,6 +457,7 @@ impl Executor {
         drop(tasks);
         drop(future);
         self.node.set(0);
+        self.flow.set(0);
     }
 
     fn fire_timers(&self) {

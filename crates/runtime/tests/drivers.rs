@@ -4,6 +4,8 @@
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use flagstone_runtime::fs::{File, OpenOptions, PunchMode};
@@ -234,6 +236,42 @@ fn main_may_end_while_a_write_is_in_flight() {
         receiver.await.unwrap();
         drop(file);
         std::fs::remove_file(&path).unwrap();
+    });
+}
+
+#[test]
+fn tasks_belong_to_the_flow_of_the_task_that_spawned_them() {
+    on_each_driver(async || {
+        let work = |first: Option<u64>| async move {
+            assert_eq!(task::flow(), 0, "nobody began one yet");
+            let mine = task::begin_flow();
+            assert!(first.is_none_or(|first| first != mine));
+            task::yield_now().await;
+            let child = spawn(async move {
+                let inherited = task::flow();
+                let own = task::begin_flow();
+                task::yield_now().await;
+                assert_eq!(task::flow(), own);
+                inherited
+            });
+            assert_eq!(child.await, Ok(mine));
+            assert_eq!(task::flow(), mine, "a child's own flow is not its parent's");
+            // Work for another core is of the same flow.
+            let (far, near) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+            let (flow, done) = (far.clone(), near.clone());
+            cores()[1].spawn(move || async move {
+                flow.store(task::flow(), Ordering::SeqCst);
+                done.store(true, Ordering::SeqCst);
+            });
+            while !near.load(Ordering::SeqCst) {
+                task::yield_now().await;
+            }
+            assert_eq!(far.load(Ordering::SeqCst), mine);
+            mine
+        };
+        let first = spawn(work(None)).await.unwrap();
+        spawn(work(Some(first))).await.unwrap();
+        assert_eq!(spawn(async { task::flow() }).await, Ok(0));
     });
 }
 

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use flagstone_runtime::net::{Listener, Stream};
-use flagstone_runtime::{Buf, spawn, time};
+use flagstone_runtime::{Buf, spawn, task, time};
 
 pub use drain::Drain;
 
@@ -154,6 +154,8 @@ impl Server {
 
     /// Speaks NBD on an accepted stream, on this core, until either side ends it.
     pub async fn serve(&self, stream: Stream) -> Outcome {
+        // Layers that are fair are fair to connections.
+        task::begin_flow();
         if let Err(error) = stream.set_keep_alive(KEEP_ALIVE) {
             tracing::debug!("cannot watch over an idle client: {error}");
         }

@@ -32,7 +32,7 @@ use flagstone_nvme::pdu::{Digests, Encoder, Fatal, Receiver, encode_term_req};
 use flagstone_nvme::{Sqe, Status};
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::task::AbortOnDrop;
-use flagstone_runtime::{spawn, sync, time};
+use flagstone_runtime::{spawn, sync, task, time};
 
 use super::{Connected, Controller, Namespace, NamespaceTable, Queue, Target};
 use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT, WATCHDOG_PERIOD};
@@ -110,6 +110,8 @@ pub(crate) enum End {
 
 /// Serves one accepted connection on this core until it ends.
 pub async fn serve(target: Arc<Target>, stream: Stream) {
+    // Layers that are fair are fair to connections.
+    task::begin_flow();
     let peer = stream.peer();
     let connection = Rc::new(Connection::new(target, stream.clone()));
     let sender = {
