@@ -100,3 +100,85 @@ impl Mix {
         if spent > 0.0 { 1.0 / spent } else { f64::INFINITY }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::LimitKind;
+    use proptest::prelude::*;
+
+    fn cap(dimension: Dimension, read: f64, write: f64) -> Cap<'static> {
+        static NONE: Vec<String> = Vec::new();
+        Cap {
+            kind: LimitKind::Vm,
+            dimension,
+            read: Some(read),
+            write: Some(write),
+            together: false,
+            soft: false,
+            source: &NONE,
+            confidence: None,
+        }
+    }
+
+    fn mix(read: f64, rule: Sharing) -> Mix {
+        Mix { read, write: 1.0 - read, throughput_per_io: 0.016, iops: rule, throughput: rule }
+    }
+
+    #[test]
+    fn the_rules_differ_as_published() {
+        let limit = [cap(Dimension::Iops, 60000.0, 30000.0)];
+        // 45,000 and 7,500 lie on the line; independent limits would let writes be 30,000.
+        let shared = mix(45.0 / 52.5, Sharing::Shared).iops_under(limit.iter());
+        assert!((shared - 52500.0).abs() < 1e-6, "{shared}");
+        let apart = mix(2.0 / 3.0, Sharing::Independent).iops_under(limit.iter());
+        assert!((apart - 90000.0).abs() < 1e-6, "{apart}");
+        let one = [cap(Dimension::Throughput, 240.0, 240.0)];
+        let half = mix(0.25, Sharing::HalfDuplex).iops_under(one.iter());
+        assert!((half * 0.016 - 240.0).abs() < 1e-6, "{half}");
+    }
+
+    #[test]
+    fn nothing_limits_what_has_no_limit() {
+        assert_eq!(mix(0.5, Sharing::Shared).iops_under(std::iter::empty()), f64::INFINITY);
+        let reads = Cap { write: None, ..cap(Dimension::Iops, 100.0, 0.0) };
+        assert_eq!(mix(0.0, Sharing::Shared).iops_under_one(&reads), f64::INFINITY);
+        assert_eq!(mix(1.0, Sharing::Shared).iops_under_one(&reads), 100.0);
+    }
+
+    proptest! {
+        #[test]
+        fn independent_is_the_most_and_shared_the_least(
+            read in 0.0f64..=1.0,
+            most in (1.0f64..1e6, 1.0f64..1e6),
+        ) {
+            let limit = [cap(Dimension::Iops, most.0, most.1)];
+            let under = |rule| mix(read, rule).iops_under(limit.iter());
+            let (shared, apart) = (under(Sharing::Shared), under(Sharing::Independent));
+            prop_assert!(shared <= apart * (1.0 + 1e-12));
+            prop_assert!(apart <= 2.0 * shared * (1.0 + 1e-12));
+            let slack = 1.0 + 1e-9;
+            prop_assert!(shared * read <= most.0 * slack && shared * (1.0 - read) <= most.1 * slack);
+        }
+
+        #[test]
+        fn a_limit_more_is_never_faster(
+            read in 0.0f64..=1.0,
+            limits in prop::collection::vec((any::<bool>(), 1.0f64..1e6, 1.0f64..1e6), 1..6),
+        ) {
+            let caps: Vec<_> = limits
+                .iter()
+                .map(|(iops, r, w)| {
+                    let dimension = if *iops { Dimension::Iops } else { Dimension::Throughput };
+                    cap(dimension, *r, *w)
+                })
+                .collect();
+            let mix = mix(read, Sharing::Shared);
+            let all = mix.iops_under(caps.iter());
+            for index in 0..caps.len() {
+                let fewer = caps.iter().enumerate().filter(|(at, _)| *at != index);
+                prop_assert!(all <= mix.iops_under(fewer.map(|(_, cap)| cap)) * (1.0 + 1e-12));
+            }
+        }
+    }
+}

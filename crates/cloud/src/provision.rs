@@ -130,3 +130,73 @@ fn derived(kind: &str, what: &str, other: &str) -> PlanError {
     let found = format!("the {what} of {kind} cannot be bought");
     PlanError::input(found, format!("it follows the {other}, or the machine"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::Catalogue;
+
+    fn part(kind: &str) -> &'static Provisioned {
+        let catalogue = Catalogue::builtin("gcp-current").expect("it is in the program");
+        catalogue.types[kind].provisioned.as_ref().expect("it is bought")
+    }
+
+    fn resolve(
+        kind: &str,
+        size: f64,
+        iops: Option<f64>,
+        rate: Option<f64>,
+    ) -> Result<(f64, f64), String> {
+        match part(kind).resolve(kind, "MiB/s", size, iops, rate) {
+            Ok((iops, rate)) => Ok((iops.unwrap_or(0.0), rate.unwrap_or(0.0))),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[test]
+    fn what_can_be_bought_is_as_published() {
+        // Balanced: throughput from max(140, IOPS/256) to min(2400, IOPS/4).
+        assert_eq!(resolve("hyperdisk-balanced", 500.0, None, None), Ok((3000.0, 140.0)));
+        assert_eq!(
+            resolve("hyperdisk-balanced", 500.0, Some(160000.0), None),
+            Ok((160000.0, 625.0))
+        );
+        assert_eq!(
+            resolve("hyperdisk-balanced", 500.0, Some(9600.0), Some(2400.0)),
+            Ok((9600.0, 2400.0))
+        );
+        // Extreme: 250 MiB/s for 1,000 IOPS up to 5,000, and 1,000 IOPS a GiB.
+        assert_eq!(resolve("hyperdisk-extreme", 64.0, Some(8000.0), None), Ok((8000.0, 2000.0)));
+        assert_eq!(
+            resolve("hyperdisk-extreme", 500.0, Some(350000.0), None),
+            Ok((350000.0, 5000.0))
+        );
+        // Throughput: max(20, 5 x TiB) to min(90 x TiB, 2400), and 4 IOPS for each MiB/s.
+        assert_eq!(resolve("hyperdisk-throughput", 2048.0, None, Some(180.0)), Ok((720.0, 180.0)));
+        assert_eq!(
+            resolve("hyperdisk-throughput", 32768.0, None, Some(2400.0)),
+            Ok((9600.0, 2400.0))
+        );
+        // ML: 24 a GiB where nothing is asked for, 7,680 at least of 64,000 GiB.
+        assert_eq!(resolve("hyperdisk-ml", 100.0, None, None), Ok((38400.0, 2400.0)));
+        assert_eq!(resolve("hyperdisk-ml", 4.0, None, None), Ok((6400.0, 400.0)));
+    }
+
+    #[test]
+    fn what_cannot_be_bought_is_refused_with_what_can() {
+        for (kind, size, iops, rate, wanted) in [
+            ("hyperdisk-balanced", 500.0, Some(160001.0), None, "write 3000 to 160000 IOPS"),
+            ("hyperdisk-balanced", 500.0, None, Some(751.0), "write 140 to 750 MiB/s"),
+            ("hyperdisk-extreme", 64.0, Some(64001.0), None, "write 0 to 64000 IOPS"),
+            ("hyperdisk-extreme", 64.0, Some(8000.0), Some(1.0), "it follows the IOPS"),
+            ("hyperdisk-throughput", 2048.0, None, Some(181.0), "write 20 to 180 MiB/s"),
+            ("hyperdisk-throughput", 32768.0, None, Some(159.0), "write 160 to 2400 MiB/s"),
+            ("hyperdisk-throughput", 2048.0, Some(100.0), None, "it follows the throughput"),
+            ("hyperdisk-ml", 64000.0, None, Some(7679.0), "write 7680 to 2097152 MiB/s"),
+            ("pd-extreme", 500.0, None, None, "--iops is missing"),
+        ] {
+            let error = resolve(kind, size, iops, rate).expect_err(kind);
+            assert!(error.contains(wanted), "{kind}: {error}");
+        }
+    }
+}

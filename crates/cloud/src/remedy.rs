@@ -341,3 +341,33 @@ pub fn grouped(number: f64) -> String {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped() {
+        for (number, text) in
+            [(0.0, "0"), (999.0, "999"), (1000.0, "1,000"), (1234567.4, "1,234,567")]
+        {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
+    fn blocks_are_in_the_unit_that_fits() {
+        for (bytes, text) in
+            [(512, "0.5 KiB"), (4096, "4 KiB"), (1 << 20, "1 MiB"), (31232, "30.5 KiB")]
+        {
+            assert_eq!(block_text(bytes), text);
+        }
+    }
+
+    #[test]
+    fn the_smallest_that_is_enough() {
+        assert_eq!(smallest(10.0, 100.0, |n| n >= 37.0), 37.0);
+        assert_eq!(smallest(10.0, 100.0, |_| true), 11.0);
+        assert_eq!(smallest(10.0, 100.0, |_| false), 100.0);
+    }
+}

@@ -6,7 +6,16 @@ use std::path::Path;
 
 use flagstone_cloud::Catalogue;
 
-const MODEL: &str = include_str!("../src/catalogue/model.rs");
+const MODEL: &str = concat!(
+    include_str!("../src/catalogue/model/mod.rs"),
+    include_str!("../src/catalogue/model/disk.rs"),
+    include_str!("../src/catalogue/model/machine.rs"),
+    include_str!("../src/catalogue/model/page.rs"),
+    include_str!("../src/catalogue/model/remarks.rs"),
+    include_str!("../src/catalogue/model/rules.rs"),
+    include_str!("../src/catalogue/model/source.rs"),
+    include_str!("../src/catalogue/model/units.rs"),
+);
 
 /// The keys of a type as a table of Markdown: name, whether it is needed, and its documentation.
 fn keys(of: &str) -> String {

@@ -35,7 +35,7 @@ pub enum PlanCommand {
 #[derive(Debug, Args)]
 pub struct CatalogueArg {
     /// Limits and prices: gcp-current, gcp-2019, or a file
-    #[arg(long = "catalog", value_name = "NAME|FILE", default_value = DEFAULT_CATALOGUE)]
+    #[arg(long = "catalog", value_name = "CATALOGUE", default_value = DEFAULT_CATALOGUE)]
     pub catalogue: String,
 }
 

@@ -172,7 +172,9 @@ impl Maker<'_> {
                 && table.families.iter().any(|known| known == family)
         };
         let table = self.catalogue.per_vm.iter().find(of);
-        let together = table.is_some_and(|table| table.rows.iter().all(|row| row.iops.is_some()));
+        let together = table.is_some_and(|table| {
+            table.rows.iter().all(|row| row.iops.is_some() || row.mb_per_s.is_some())
+        });
         let mut rows = Vec::new();
         for row in table.iter().flat_map(|table| &table.rows) {
             let label = match (&row.vcpus, &row.machine) {
