@@ -270,7 +270,7 @@ fn the_cheapest_as_json_and_its_mistakes() {
         ("--read-iops 5 --machines zz", "unknown machine `zz`"),
         ("--read-iops 5 --type pd-fast", "unknown type of disk `pd-fast`"),
         ("--throughput 400", "a rate such as 400MB/s"),
-        ("--capacity 1", "expected"),
+        ("--capacity 1XB", "--capacity 1XB: "),
         ("--read-iops 5 --price-file no/such/file", "cannot read a price file"),
         ("--read-iops 5 --price-file Cargo.toml", "unknown key"),
     ] {
