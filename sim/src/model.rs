@@ -204,15 +204,6 @@ impl Shared {
         }
     }
 
-    /// The changes now in flight may be carried out a second time, until
-    /// [`Shared::process_ended`]: a client asks again over a new connection, and the server may
-    /// still hold what came over the old one.
-    pub fn changes_may_repeat(&self) {
-        for sector in &mut self.0.borrow_mut().sectors {
-            sector.late.extend(sector.changing);
-        }
-    }
-
     /// The process that served the device was killed, or has had time enough to finish: nothing
     /// that it had in hand comes later.
     pub fn process_ended(&self) {

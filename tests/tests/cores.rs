@@ -29,13 +29,13 @@ fn one_load_over_two_connections_on_two_cores() {
 fn loads_over_both_protocols_at_once_outlive_a_kill_of_the_server() {
     let (mut server, scratch) = serve();
     let (nvme, nbd) = (server.nvme_uri("db"), server.nbd_uri("db"));
-    let targets = [&nvme, &nbd, &nvme, &nbd];
+    let targets = [(&nvme, "--queues 2"), (&nbd, ""), (&nvme, "--queues 2"), (&nbd, "")];
     let mut loads: Vec<_> = (0..)
         .zip(targets)
-        .map(|(number, target)| {
+        .map(|(number, (target, queues))| {
             let state = scratch.join(&format!("state-{number}"));
-            let line = "--rw randwrite --depth 16 --ios 6000 --fua --queues 2 --size 8MiB";
-            let line = format!("{line} --offset {}MiB", number * 16);
+            let line = "--rw randwrite --depth 16 --ios 6000 --fua --size 8MiB";
+            let line = format!("{line} {queues} --offset {}MiB", number * 16);
             (Load::start_verified(target, &line, &state), state)
         })
         .collect();

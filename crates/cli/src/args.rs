@@ -13,6 +13,7 @@ use flagstone_control::device_spec::DeviceSpec;
 use flagstone_control::units::{format_size, parse_block_size, parse_duration};
 
 use crate::logging::LogFormat;
+use crate::plan::args::PlanArgs;
 
 /// Version and commit, as `--version` prints them.
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("FLAGSTONE_COMMIT"), ")");
@@ -35,6 +36,8 @@ pub enum Command {
     Load(LoadArgs),
     /// Say what is wrong with a configuration, without serving anything
     Check(CheckArgs),
+    /// Say what cloud disks will do: limits, prices, and the limit that binds
+    Plan(PlanArgs),
     /// Print the completion script of a shell
     Completions(CompletionsArgs),
 }

@@ -8,4 +8,5 @@ pub mod exit;
 pub mod load;
 pub mod logging;
 pub mod output;
+pub mod plan;
 pub mod serve;

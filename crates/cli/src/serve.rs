@@ -24,7 +24,7 @@ pub fn run(args: &ServeArgs) -> Exit {
         complain(&format!("flagstone: error: {error}\n"));
         return Exit::Usage;
     }
-    let started = run_cores(&runtime_config(&config), || serve(config, announce));
+    let started = run_cores(&runtime_config(&config), || serve(config, announce, || args.config()));
     match flatten(started) {
         Ok(()) => Exit::Success,
         Err(problem) => {

@@ -154,8 +154,16 @@ fn the_documentation_is_what_the_program_takes() {
     let mut doc = fs::read_to_string(&path).expect("docs/cli.md exists");
     let cli = Cli::command();
     let of = |name: &str| options(cli.find_subcommand(name).expect("it is a command"));
+    let plan = |name: &str| {
+        let plan = cli.find_subcommand("plan").expect("it is a command");
+        options(plan.find_subcommand(name).expect("it is a command"))
+    };
     for (marker, table) in [
         ("exit codes".to_owned(), exit_codes()),
+        ("options of plan predict".to_owned(), plan("predict")),
+        ("options of plan cheapest".to_owned(), plan("cheapest")),
+        ("options of plan table".to_owned(), plan("table")),
+        ("options of plan catalog".to_owned(), plan("catalog")),
         ("options of check".to_owned(), of("check")),
         ("options of completions".to_owned(), of("completions")),
         (
@@ -182,4 +190,172 @@ fn the_documentation_is_what_the_program_takes() {
 #[test]
 fn exit_codes_never_change() {
     assert_eq!(Exit::ALL.map(Exit::code), [0, 1, 2, 3, 4]);
+}
+
+const EXAMPLE: &str = "plan predict --type pd-ssd --size 500GB --machine n1-standard-8 --bs 8K \
+                       --rw randwrite --depth 24 --catalog gcp-2019";
+
+fn run(line: &str) -> Output {
+    flagstone(&line.split_whitespace().collect::<Vec<_>>())
+}
+
+#[test]
+fn the_prediction_of_the_documentation_is_what_the_program_prints() {
+    let output = run(EXAMPLE);
+    assert_eq!(code(&output), Some(0));
+    let doc = fs::read_to_string(repository().join("docs/cli.md")).expect("it exists");
+    let shown = doc.split(EXAMPLE).nth(1).and_then(|rest| rest.split("\n```").next());
+    assert_eq!(shown.map(str::trim), Some(text(&output.stdout).trim()));
+    assert!(!text(&output.stdout).contains('\x1b'), "no colours where there is no terminal");
+}
+
+#[test]
+fn a_prediction_as_json() {
+    let output = run(&format!("{EXAMPLE} --json"));
+    assert_eq!(code(&output), Some(0));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
+    assert_eq!(report["schema_version"], 1);
+    assert_eq!(report["catalogue"]["name"], "gcp-2019");
+    let found = &report["prediction"];
+    assert_eq!(found["total"]["iops"], 9600.0);
+    assert_eq!(found["latency_us"], 2500.0);
+    assert_eq!(found["binding"]["kind"], "queue-depth");
+    assert_eq!(found["binding"]["lifts"][0]["change"], "deeper-queue");
+    assert_eq!(found["binding"]["lifts"][0]["in_flight"], 38);
+    assert_eq!(found["next"]["kind"], "volume");
+    assert_eq!(found["inconsistencies"][0]["id"], "I11");
+    let doc = fs::read_to_string(repository().join("docs/plan-json.md")).expect("it exists");
+    let limit = &found["limits"][0];
+    for object in [found, limit, &found["ceilings"], &found["configuration"], &found["cost"]] {
+        for key in object.as_object().expect("an object").keys() {
+            assert!(doc.contains(&format!("`{key}`")), "docs/plan-json.md does not tell of {key}");
+        }
+    }
+}
+
+const CHEAPEST: &str = "plan cheapest --read-iops 20000 --write-iops 10000 --throughput 400MB/s \
+                        --capacity 1TB --machines n1,n2 --type pd-ssd,pd-balanced,pd-standard";
+
+#[test]
+fn the_cheapest_of_the_documentation_is_what_the_program_prints() {
+    let output = run(CHEAPEST);
+    assert_eq!(code(&output), Some(0), "{}", text(&output.stderr));
+    let path = repository().join("docs/cli.md");
+    let doc = fs::read_to_string(&path).expect("it exists");
+    let (before, rest) = doc.split_once(CHEAPEST).expect("the example is in it");
+    let (shown, after) = rest.split_once("\n```").expect("it ends");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        let doc = format!("{before}{CHEAPEST}\n{}\n```{after}", text(&output.stdout).trim());
+        fs::write(&path, doc).expect("it can be written");
+        return;
+    }
+    assert_eq!(shown.trim(), text(&output.stdout).trim());
+}
+
+#[test]
+fn the_cheapest_as_json_and_its_mistakes() {
+    let output = run(&format!("{CHEAPEST} --json"));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
+    let answer = &report["answer"];
+    let doc = fs::read_to_string(repository().join("docs/plan-json.md")).expect("it exists");
+    for object in [answer, &answer["found"][0], &answer["cheaper"][0], &answer["need"]] {
+        for key in object.as_object().expect("an object").keys() {
+            assert!(doc.contains(&format!("`{key}`")), "docs/plan-json.md does not tell of {key}");
+        }
+    }
+    for (line, part) in [
+        ("", "nothing is needed"),
+        ("--read-iops many", "a number from 0"),
+        ("--read-iops 5 --local-ssd maybe", "write ok or no"),
+        ("--read-iops 5 --machines zz", "unknown machine `zz`"),
+        ("--read-iops 5 --type pd-fast", "unknown type of disk `pd-fast`"),
+        ("--throughput 400", "a rate such as 400MB/s"),
+        ("--capacity 1XB", "--capacity 1XB: "),
+        ("--read-iops 5 --price-file no/such/file", "cannot read a price file"),
+        ("--read-iops 5 --price-file Cargo.toml", "unknown key"),
+    ] {
+        let output = run(&format!("plan cheapest {line}"));
+        let said = text(&output.stderr);
+        assert_eq!(code(&output), Some(2), "{line}: {said}");
+        assert!(said.contains(part) && said.lines().count() == 1, "{line}: {said}");
+    }
+    let output = run("plan cheapest --read-iops 900000000");
+    assert_eq!(code(&output), Some(1));
+    assert!(text(&output.stdout).contains("nothing in the catalogue is enough"));
+}
+
+#[test]
+fn tables_as_text_and_as_json() {
+    let output = run("plan table --type pd-standard --catalog gcp-2019");
+    assert_eq!(code(&output), Some(0));
+    let row = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let lines: Vec<_> = text(&output.stdout).lines().map(row).collect();
+    assert!(lines.iter().any(|line| line == "8,192 3,000 12,288 7,500 240 240"), "{lines:#?}");
+    let output = run("plan table --json");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
+    assert_eq!(report["catalogue"]["name"], "gcp-current");
+    let tables = report["tables"].as_array().expect("a list");
+    let doc = fs::read_to_string(repository().join("docs/plan-json.md")).expect("it exists");
+    for table in tables {
+        let columns = table["columns"].as_array().expect("a list").len();
+        for row in table["rows"].as_array().expect("a list") {
+            assert_eq!(row.as_array().map(Vec::len), Some(columns), "{}", table["title"]);
+        }
+        for key in table.as_object().expect("an object").keys() {
+            assert!(doc.contains(&format!("`{key}`")), "docs/plan-json.md does not tell of {key}");
+        }
+    }
+    assert!(tables.len() > 60, "{}", tables.len());
+}
+
+#[test]
+fn a_catalogue_that_was_printed_can_be_used() {
+    let output = run("plan catalog gcp-2019");
+    assert_eq!(code(&output), Some(0));
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("printed.toml");
+    fs::write(&path, &output.stdout).expect("it can be written");
+    let line = EXAMPLE.replace("--catalog gcp-2019", "--catalog");
+    let mut words: Vec<_> = line.split_whitespace().collect();
+    words.push(path.to_str().expect("a plain path"));
+    assert_eq!(flagstone(&words).stdout, run(EXAMPLE).stdout);
+    assert_eq!(text(&run("plan catalog").stdout).lines().count(), 2);
+}
+
+#[test]
+fn mistakes_in_a_plan_are_one_line_and_code_2() {
+    for (line, part) in [
+        ("--type pd-fast --size 1TB", "gcp-current has hyperdisk-balanced"),
+        ("--type pd-ssd", "--size is missing"),
+        ("--type pd-ssd --size -5GB", "expected a size"),
+        ("--type pd-ssd --size 500G", "write 500GiB"),
+        ("--type pd-ssd --size 5", "10 GiB to 65536 GiB"),
+        ("--type pd-ssd --size 100TB", "10 GiB to 65536 GiB"),
+        ("--type pd-ssd --size 1TB --machine n1-standard-7", "n1 has 1, 2, 4"),
+        ("--type pd-ssd --size 1TB --machine z9-standard-8", "write a family"),
+        ("--type pd-ssd --size 1TB --machine c4-standard-8", "c4 takes hyperdisk-balanced"),
+        ("--type pd-ssd --size 1TB --depth -1", "from 1 to"),
+        ("--type pd-ssd --size 1TB --depth many", "from 1 to"),
+        ("--type pd-ssd --size 1TB --bs 4x", "unknown unit"),
+        ("--type pd-ssd --size 1TB --bs 0", "from 512 to 32MiB"),
+        ("--type pd-ssd --size 1TB --rw random", "randread"),
+        ("--type pd-ssd --size 1TB --read-percent 30", "--rw randrw"),
+        ("--type pd-ssd --size 1TB --rw randrw --read-percent 101", "from 0 to 100"),
+        ("--type pd-ssd --size 1TB --network-gbps -1", "a number from 0"),
+        ("--type pd-ssd --size 1TB --network-gbps 99", "at most 16 Gbit/s"),
+        ("--type pd-ssd --size 1TB --disks 0", "from 1 to 128"),
+        ("--type pd-ssd --size 1TB --iops 5", "it follows the size"),
+        ("--type hyperdisk-extreme --size 1TB --machine c3-standard-88", "--iops is missing"),
+        ("--type hyperdisk-balanced --size 1TB --machine c3-standard-88 --throughput 5", "400MB/s"),
+        ("--type pd-ssd --size 1TB --catalog no/such/file", "gcp-2019 or gcp-current"),
+        ("--type pd-ssd --size 1TB --catalog Cargo.toml", "Cargo.toml:1: "),
+    ] {
+        let output = run(&format!("plan predict {line}"));
+        assert_eq!(code(&output), Some(2), "{line}");
+        assert!(output.stdout.is_empty(), "{line}");
+        let said = text(&output.stderr);
+        assert!(said.contains(part) && said.lines().count() == 1, "{line}: {said}");
+    }
+    let output = run("plan predict --type local-ssd-nvme --disks 12");
+    assert_eq!(code(&output), Some(1));
+    assert!(text(&output.stderr).starts_with("flagstone: not known: "));
 }

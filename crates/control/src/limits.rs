@@ -20,6 +20,15 @@ pub const MAX_SHOWN_VALUE_CHARS: usize = 60;
 /// (1,024 bytes an entry, so 4 MiB).
 pub const MAX_VOLUMES: usize = 4096;
 
+/// Most shared limits of one server: one for each volume, and nobody needs more.
+pub const MAX_SHARED_LIMITS: usize = MAX_VOLUMES;
+
+/// Highest I/Os a second to write as a limit; no volume here comes near it.
+pub const MAX_LIMIT_IOPS: u64 = 100_000_000;
+
+/// Lowest and highest throughput to write as a limit, in bytes a second: 1KB/s to 1TB/s.
+pub const LIMIT_BYTES_PER_SECOND: std::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000;
+
 /// Most addresses listened on.
 pub const MAX_LISTEN: usize = 64;
 

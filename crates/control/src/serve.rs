@@ -16,10 +16,11 @@ use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{CoreHandle, JoinHandle, cores, signal, spawn, time};
 
 use crate::announce::{Served, announcement};
-use crate::config::{Config, Subsystem};
+use crate::config::{Config, Diagnostics, Subsystem};
 use crate::connections::Connections;
 use crate::listen_spec::ListenSpec;
-use crate::stack::{OpenError, open_volume};
+use crate::reload::Limits;
+use crate::stack::{OpenError, open_limits, open_volume};
 
 /// How long requests in progress may take when the server is told to stop.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
@@ -65,6 +66,7 @@ pub enum ServeError {
 struct Server {
     config: Config,
     volumes: Vec<SharedDevice>,
+    limits: Limits,
     target: Arc<Target>,
     nvme: Arc<Connections>,
     nbd: Arc<NbdServer>,
@@ -73,12 +75,18 @@ struct Server {
 }
 
 /// Serves until the process is told to stop. `announce` is called once, when every address is
-/// served, with what to print.
+/// served, with what to print. At SIGHUP the configuration is read again, by `reread`, and the
+/// numbers of its limits are taken over; nothing else is.
 ///
 /// # Errors
 /// See [`ServeError`].
-pub async fn serve(config: Config, announce: impl FnOnce(&str)) -> Result<(), ServeError> {
+pub async fn serve(
+    config: Config,
+    announce: impl FnOnce(&str),
+    reread: impl Fn() -> Result<Config, Diagnostics>,
+) -> Result<(), ServeError> {
     signal::catch_termination()?;
+    signal::catch_reload()?;
     let server = Rc::new(open(config).await?);
     let mut bound = Vec::new();
     let mut accepting = Vec::new();
@@ -101,7 +109,12 @@ pub async fn serve(config: Config, announce: impl FnOnce(&str)) -> Result<(), Se
         }
     }
     announce(&announcement(&server.config, &bound, &server.served()));
-    let signal = signal::terminated().await;
+    let signal = loop {
+        match signal::terminated().await {
+            signal::RELOAD => server.limits.reload(&server.config, reread()),
+            signal => break signal,
+        }
+    };
     tracing::info!(signal, "stopping: requests in progress end, no more are taken");
     drop(nvme);
     for socket in bound.iter().filter_map(ListenSpec::socket_path) {
@@ -112,13 +125,17 @@ pub async fn serve(config: Config, announce: impl FnOnce(&str)) -> Result<(), Se
 
 async fn open(config: Config) -> Result<Server, ServeError> {
     let mut volumes = Vec::with_capacity(config.volumes.len());
+    let mut limits = Limits { shared: open_limits(&config.limits)?, own: Vec::new() };
     for volume in &config.volumes {
-        volumes.push(open_volume(volume).await?);
+        let opened = open_volume(volume, &limits.shared).await?;
+        volumes.push(opened.device);
+        limits.own.push(opened.limiter);
     }
     let target = nvme_target(&config, &volumes)?;
     let nbd_drain = Drain::new();
     let nbd = crate::exports::nbd_server(&config, &volumes, nbd_drain.clone())?;
-    Ok(Server { config, volumes, target, nvme: Arc::default(), nbd, nbd_drain, cores: cores() })
+    let (nvme, cores) = (Arc::default(), cores());
+    Ok(Server { config, volumes, limits, target, nvme, nbd, nbd_drain, cores })
 }
 
 fn unservable(error: impl std::fmt::Display) -> ServeError {
@@ -269,6 +286,7 @@ impl Server {
 
     /// Ends in order: no new requests, those in progress end, every volume is flushed.
     async fn end(&self, nbd: Vec<JoinHandle<()>>) -> Result<(), ServeError> {
+        self.limits.lift();
         self.target.drain();
         self.nbd_drain.begin();
         let nbd_ended = spawn(time::timeout(DRAIN_PATIENCE, async move {

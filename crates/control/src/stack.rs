@@ -10,6 +10,7 @@ use flagstone_blockdev::{
     Delay, DelayConfig, Fault, FaultConfig, FaultRate, FileDevice, FileOptions, Latency,
     MemoryDevice, NullDevice, SharedDevice, Stripe,
 };
+use flagstone_limit::{Emulated, Limited, Limiter};
 use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice};
 use flagstone_nvme::pdu::Digests;
 use flagstone_nvme::{Nqn, Status};
@@ -17,7 +18,7 @@ use flagstone_nvmf::host::{HostError, HostOptions, RemoteDevice};
 use flagstone_runtime::net::{self, Address};
 use flagstone_runtime::time;
 
-use crate::config::{self, Backing, Layer, Volume};
+use crate::config::{self, Backing, Layer, SharedLimit, Volume};
 use crate::device_spec::{DeviceSpec, Host, HostPort, NbdAddress, NbdSpec, NvmeTcpSpec};
 
 /// Block size of devices that have none of their own, in bytes.
@@ -144,7 +145,7 @@ fn connect_hint(error: &io::Error) -> &'static str {
 fn explain_nvme(error: &HostError) -> String {
     let hint = match error {
         HostError::Connect(system) => connect_hint(system),
-        HostError::Refused { what: "Connect", status } => match status.code() {
+        HostError::FabricsRefused { what: "Connect", status } => match status.code() {
             Status::CONNECT_INVALID_PARAMETERS => {
                 return "the server refused Connect, most likely because it has no subsystem of \
                         this NQN (Connect Invalid Parameters); `flagstone serve` prints those it \
@@ -211,11 +212,37 @@ async fn open_nbd(spec: &NbdSpec) -> Result<SharedDevice, String> {
     Ok(device.map_err(|error| explain_nbd(&error))?)
 }
 
-/// Opens a volume: its devices, then its layers over them, the last first.
+/// A volume that is open.
+pub struct OpenVolume {
+    /// The top of its stack.
+    pub device: SharedDevice,
+    /// Its own limit, if it has one: its numbers may be changed.
+    pub limiter: Option<Arc<Limiter>>,
+}
+
+/// Makes the limits that volumes share.
+///
+/// # Errors
+/// That one has numbers that a limit cannot have.
+pub fn open_limits(limits: &[SharedLimit]) -> Result<Vec<Arc<Limiter>>, OpenError> {
+    let open = |shared: &SharedLimit| {
+        Limiter::new(shared.limit).map_err(|error| OpenError {
+            device: format!("limit `{}`", shared.name),
+            problem: error.to_string(),
+        })
+    };
+    limits.iter().map(open).collect()
+}
+
+/// Opens a volume: its devices, then its layers over them, the last first. `shared` are the limits
+/// of the configuration, from [`open_limits`].
 ///
 /// # Errors
 /// As [`open_device`]; or that the devices do not go together.
-pub async fn open_volume(volume: &Volume) -> Result<SharedDevice, OpenError> {
+pub async fn open_volume(
+    volume: &Volume,
+    shared: &[Arc<Limiter>],
+) -> Result<OpenVolume, OpenError> {
     let options = OpenOptions {
         read_only: volume.read_only,
         block_bytes: volume.block_size_bytes,
@@ -233,8 +260,22 @@ pub async fn open_volume(volume: &Volume) -> Result<SharedDevice, OpenError> {
             Arc::new(stripe.map_err(|error| about(volume, error.to_string()))?)
         }
     };
+    let mut limiter = None;
     for layer in volume.layers.iter().rev() {
         device = match layer {
+            Layer::Limit(limit) => {
+                let own = Limiter::new(*limit).map_err(|error| about(volume, error.to_string()))?;
+                limiter = Some(own.clone());
+                Arc::new(Limited::new(device, own))
+            }
+            Layer::SharedLimit(index) => Arc::new(Limited::new(device, shared[*index].clone())),
+            Layer::Emulate(config) => {
+                tracing::warn!("volume `{}` emulates a disk: for labs and tests only", volume.name);
+                Arc::new(
+                    Emulated::new(device, *config)
+                        .map_err(|error| about(volume, error.to_string()))?,
+                )
+            }
             Layer::Delay(delay) => Arc::new(
                 Delay::new(device, delay_config(delay))
                     .map_err(|error| about(volume, error.to_string()))?,
@@ -252,7 +293,7 @@ pub async fn open_volume(volume: &Volume) -> Result<SharedDevice, OpenError> {
             volume,
             format!("its device has blocks of {has} B: block_size = {asked} cannot be had from it"),
         )),
-        _ => Ok(device),
+        _ => Ok(OpenVolume { device, limiter }),
     }
 }
 

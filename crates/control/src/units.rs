@@ -69,6 +69,19 @@ pub enum SizeError {
     TooLarge,
 }
 
+/// Why a throughput was not understood. Each message says what is accepted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RateError {
+    /// No `/s` at the end.
+    #[error(
+        "a throughput is a size a second: a whole number and a unit, such as 240MB/s or 1GiB/s"
+    )]
+    NotPerSecond,
+    /// The size in front of it.
+    #[error("{0}")]
+    Size(#[from] SizeError),
+}
+
 /// Why a duration was not understood. Each message says what is accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DurationError {
@@ -173,6 +186,23 @@ pub fn format_size(bytes: u64) -> String {
     best
 }
 
+/// Reads a throughput in bytes a second: a size as [`parse_size`] takes it, and `/s`.
+///
+/// # Errors
+/// Says what is accepted.
+pub fn parse_rate(text: &str) -> Result<u64, RateError> {
+    let size = text.trim().strip_suffix("/s").ok_or(RateError::NotPerSecond)?;
+    Ok(parse_size(size)?)
+}
+
+/// Writes a throughput so that [`parse_rate`] reads back the same number.
+pub fn format_rate(bytes_per_second: u64) -> String {
+    match format_size(bytes_per_second) {
+        bare if bare.ends_with(|c: char| c.is_ascii_digit()) => format!("{bare}B/s"),
+        size => format!("{size}/s"),
+    }
+}
+
 /// Reads a duration: a whole number and `ns`, `us`, `ms`, `s`, `m` or `h`; `0` needs no unit.
 ///
 /// # Errors
@@ -244,6 +274,16 @@ mod tests {
     }
 
     #[test]
+    fn a_throughput_is_a_size_a_second() {
+        assert_eq!(parse_rate("240MB/s"), Ok(240_000_000));
+        assert_eq!(parse_rate("1 GiB/s"), Ok(1 << 30));
+        assert_eq!(parse_rate("240MB"), Err(RateError::NotPerSecond));
+        assert_eq!(parse_rate("fast/s"), Err(SizeError::NotANumber.into()));
+        assert_eq!(format_rate(240_000_000), "240MB/s");
+        assert_eq!(format_rate(999), "999B/s");
+    }
+
+    #[test]
     fn refused_sizes_say_why() {
         assert_eq!(parse_size(""), Err(SizeError::NotANumber));
         assert_eq!(parse_size("-1"), Err(SizeError::NotANumber));
@@ -296,6 +336,7 @@ mod tests {
             let bytes = number >> shift << (shift / 2);
             prop_assert_eq!(parse_size(&format_size(bytes)), Ok(bytes));
             prop_assert_eq!(parse_block_size(&format_size(bytes)), Ok(bytes));
+            prop_assert_eq!(parse_rate(&format_rate(bytes)), Ok(bytes));
         }
 
         #[test]

@@ -9,7 +9,8 @@ use flagstone_control::config::schema::{Kind, SECTIONS};
 use flagstone_control::config::{
     Arguments, Backing, Config, Delay, Driver, Fault, FaultRate, Layer,
 };
-use flagstone_control::units::format_size;
+use flagstone_control::units::{format_rate, format_size};
+use flagstone_limit::{Budget, Burst, EmulationConfig, IoSize, Limit, Mix, Rate, ServiceTime};
 use proptest::prelude::*;
 
 fn crate_dir() -> &'static Path {
@@ -116,6 +117,30 @@ fn file_with(path: &str, key: &str, value: &str) -> String {
             let layer = path.rsplit('.').next().expect("it has a last part");
             format!("[volume.NAME]\n{layer} = {{ {key} = {value} }}\ndevice = \"/a\"\n")
         }
+        "volume.NAME.emulate" => {
+            // A tail goes with its median; a median is not above its tail.
+            let median = match key.strip_suffix("p99") {
+                Some(of) => format!("{of}latency = \"1s\", "),
+                None if key == "seed" => "latency = \"1s\", ".to_owned(),
+                None => String::new(),
+            };
+            format!("[volume.NAME]\nemulate = {{ {median}{key} = {value} }}\ndevice = \"/a\"\n")
+        }
+        "limit.NAME" => {
+            let mut limit = "read_iops = 1\nwrite_iops = 1\n".to_owned();
+            limit += "read_throughput = \"1KB/s\"\nwrite_throughput = \"1KB/s\"\n";
+            let others = limit.lines().filter(|line| !line.starts_with(&format!("{key} =")));
+            let others: Vec<_> = others.collect();
+            format!("{volume}[limit.NAME]\n{}\n{key} = {value}\n", others.join("\n"))
+        }
+        "limit.NAME.burst" => {
+            let mut limit = "iops = 1\nread_iops = 1\nwrite_iops = 1\n".to_owned();
+            for of in ["", "read_", "write_"] {
+                limit += &format!("{of}throughput = \"1KB/s\"\n");
+            }
+            let burst = if key == "iops" { "" } else { "burst.iops = 2\n" };
+            format!("{volume}[limit.NAME]\n{limit}{burst}burst.{key} = {value}\n")
+        }
         "subsystem.NAME" => {
             format!("{volume}[subsystem.NAME]\nnamespaces = [\"NAME\"]\n{key} = {value}\n")
         }
@@ -142,6 +167,15 @@ fn ranges_and_defaults_are_what_the_schema_says() {
                     (i128::from(*min) - 1).to_string(),
                 ],
             ),
+            Kind::Rate { min, max } => (
+                vec![format!("\"{}\"", format_rate(*min)), format!("\"{}\"", format_rate(*max))],
+                vec![
+                    format!("\"{}B/s\"", max + 1),
+                    format!("\"{}B/s\"", min - 1),
+                    format!("\"{max}\""),
+                    max.to_string(),
+                ],
+            ),
             Kind::Time { max, .. } => {
                 let text = |time: Duration| format!("\"{}ms\"", time.as_millis());
                 (vec![text(*max)], vec![text(*max + Duration::from_millis(1)), "1".into()])
@@ -166,7 +200,9 @@ fn ranges_and_defaults_are_what_the_schema_says() {
             let other = match section.path {
                 "volume.NAME.stripe" => file_with(section.path, "chunk", "\"64KiB\""),
                 "volume.NAME.delay" => file_with(section.path, "read", "0"),
-                "volume.NAME.fault" => file_with(section.path, "seed", "0"),
+                "volume.NAME.fault" | "volume.NAME.emulate" => file_with(section.path, "seed", "0"),
+                "limit.NAME" => file_with(section.path, "read_iops", "1"),
+                "limit.NAME.burst" => file_with(section.path, "iops", "2"),
                 _ => file_with("server.nbd", "max_connections", "256"),
             };
             let absent = Config::parse("f", &other).unwrap_or_else(|e| panic!("{e}"));
@@ -210,6 +246,55 @@ fn faults_are_periodic_or_random() {
         panic!("it is a stripe");
     };
     assert_eq!((*chunk_bytes, devices.len()), (1536, 3));
+}
+
+#[test]
+fn limits_are_own_or_shared_and_mix_as_written() {
+    let text = r#"
+        [limit.machine]
+        iops = 25000
+        read_throughput = "1200MB/s"
+        burst = { iops = 50000, duration = "2s" }
+
+        [volume.a]
+        limit = { iops = 15000, throughput = "240MB/s", io_size = "256KiB" }
+        shared_limit = "machine"
+        emulate = { latency = "800us", p99 = "3ms", write_latency = "1ms", seed = 7 }
+        device = "/a"
+
+        [volume.b]
+        shared_limit = "machine"
+        limit = { read_iops = 3000, write_iops = 15000, iops_mix = "shared" }
+        device = "/b"
+    "#;
+    let config = Config::parse("f", text).unwrap_or_else(|e| panic!("{e}"));
+    let bursting =
+        Rate { per_second: 25_000, burst: Some(Burst { per_second: 50_000, credit: 50_000 }) };
+    let machine = Limit {
+        ios: Budget { total: Some(bursting), ..Budget::default() },
+        bytes: Budget { read: Some(Rate::new(1_200_000_000)), ..Budget::default() },
+        ..Limit::default()
+    };
+    assert_eq!(config.limits.len(), 1);
+    assert_eq!((config.limits[0].name.as_str(), config.limits[0].limit), ("machine", machine));
+    let size = IoSize::Units { bytes: 256 << 10 };
+    let own = Limit {
+        ios: Budget::total(15_000),
+        bytes: Budget::total(240_000_000),
+        read_size: size,
+        write_size: size,
+    };
+    let us = Duration::from_micros;
+    let emulation = EmulationConfig {
+        read: Some(ServiceTime { median: us(800), p99: us(3000) }),
+        write: Some(ServiceTime::constant(us(1000))),
+        seed: 7,
+    };
+    let layers = [Layer::Limit(own), Layer::SharedLimit(0), Layer::Emulate(emulation)];
+    assert_eq!(config.volumes[0].layers, layers);
+    let mixed = Limit { ios: Budget::shared(3000, 15_000), ..Limit::default() };
+    assert_eq!(mixed.ios.mix, Mix::Shared);
+    assert_eq!(config.volumes[1].layers, [Layer::SharedLimit(0), Layer::Limit(mixed)]);
 }
 
 #[test]
@@ -312,6 +397,14 @@ fn near_configuration() -> impl Strategy<Value = String> {
         Just("devices"),
         Just("delay"),
         Just("fault"),
+        Just("limit"),
+        Just("shared_limit"),
+        Just("emulate"),
+        Just("burst"),
+        Just("iops"),
+        Just("read_throughput"),
+        Just("iops_mix"),
+        Just("p99"),
         Just("read"),
         Just("namespaces"),
         Just("block_size"),
@@ -327,6 +420,9 @@ fn near_configuration() -> impl Strategy<Value = String> {
         Just("\"64KiB\"".to_owned()),
         Just("\"/dev/sda\"".to_owned()),
         Just("\"1ms\"".to_owned()),
+        Just("\"240MB/s\"".to_owned()),
+        Just("\"shared\"".to_owned()),
+        Just("{ iops = 5, burst = { iops = 4, p99 = 1 } }".to_owned()),
         Just("[\"/a\", 1, \"memory:1GiB\"]".to_owned()),
         Just("1979-05-27".to_owned()),
         Just("{ read = \"1ms\", devices = [\"a\", \"b\"] }".to_owned()),

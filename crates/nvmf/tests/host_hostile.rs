@@ -19,7 +19,7 @@ use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{Buf, buf, spawn, time};
 use host_common::fake::{DISK_BYTES, Fake, Io, Quirks};
 use host_common::{any_port, options, subnqn};
-use support::{Dice, on_each_driver};
+use support::{Dice, eventually, on_each_driver};
 
 const LAST: DataFlags = DataFlags { last: true, success: false };
 const PART: DataFlags = DataFlags { last: false, success: false };
@@ -454,6 +454,45 @@ fn a_command_that_is_never_answered_breaks_the_association_and_is_sent_again() {
         assert_eq!(place[..], fake.content(0, 512));
         assert_eq!(fake.state.commands.get(), 3);
         assert_eq!(fake.state.connections.get(), 6);
+    });
+}
+
+/// A target that has yet to read what an old connection carries would carry it out after what the
+/// next one brings: so there is none until it has ended the old one.
+#[test]
+fn the_next_connection_waits_until_the_target_has_ended_the_last() {
+    on_each_driver(async || {
+        let fake = Fake::with_io(|io| (io.number < 1).then(Vec::new));
+        fake.state.lingers.set(true);
+        let options =
+            HostOptions { command_timeout: Duration::from_millis(40), queues: 2, ..options() };
+        let device = connect(&fake, options).await.unwrap();
+        let reading = device.clone();
+        let reading = spawn(async move { reading.read(0, buf::alloc(512).await).await });
+        eventually("the host ends its connections", || fake.state.half_closed.get() == 3).await;
+        time::sleep(Duration::from_millis(50)).await;
+        assert_eq!((fake.state.connections.get(), fake.state.commands.get()), (3, 1));
+        fake.state.lingers.set(false);
+        assert!(reading.await.unwrap().is_ok());
+        assert_eq!((fake.state.connections.get(), fake.state.commands.get()), (6, 2));
+    });
+}
+
+#[test]
+fn a_target_that_never_ends_a_connection_is_given_up() {
+    on_each_driver(async || {
+        let fake = Fake::with_io(|io| (io.number < 1).then(Vec::new));
+        fake.state.lingers.set(true);
+        let options = HostOptions {
+            command_timeout: Duration::from_millis(40),
+            keep_alive: Duration::from_millis(100),
+            ..options()
+        };
+        let device = connect(&fake, options).await.unwrap();
+        device.read(0, buf::alloc(512).await).await.unwrap();
+        assert_eq!((fake.state.half_closed.get(), fake.state.connections.get()), (2, 4));
+        drop(device);
+        fake.state.lingers.set(false);
     });
 }
 

@@ -42,7 +42,12 @@ fn what_is_not_there_is_said_so() {
         let server = Server::start(memory(1 << 20, 512));
         let other = flagstone_nvme::Nqn::new("nqn.2024-01.example:other").unwrap();
         let error = RemoteDevice::connect(server.address.clone(), &other, options()).await;
-        assert!(matches!(error, Err(HostError::Refused { what: "Connect", .. })), "{error:?}");
+        assert!(
+            matches!(error, Err(HostError::FabricsRefused { what: "Connect", .. })),
+            "{error:?}"
+        );
+        let words = "the target refused Connect: Connect Invalid Parameters (1h/82h)";
+        assert_eq!(error.err().unwrap().to_string(), words);
         let no_such = HostOptions { nsid: Some(9), ..options() };
         let error = RemoteDevice::connect(server.address.clone(), &subnqn(), no_such).await;
         assert!(matches!(error, Err(HostError::NoNamespace)), "{error:?}");
@@ -97,6 +102,26 @@ fn no_command_is_lost_while_connections_break() {
             writer.await.unwrap();
         }
         assert!(cuts > 3, "{cuts} cuts");
+        drop(device);
+        server.until_deserted().await;
+    });
+}
+
+/// Each connection had been of use, yet each loss made the pause before the next attempt longer.
+#[test]
+fn a_target_that_restarts_often_is_back_soon_each_time() {
+    in_simulation(1, async || {
+        let server = Server::start(memory(1 << 20, 512));
+        let device = server.connect(HostOptions::default()).await;
+        for _ in 0..12 {
+            device.read(0, buf::alloc(512).await).await.unwrap();
+            server.stop();
+            flagstone_runtime::task::yield_now().await;
+            server.resume();
+            let begin = flagstone_runtime::time::now();
+            device.read(0, buf::alloc(512).await).await.unwrap();
+            assert!(begin.elapsed() < Duration::from_millis(500), "{:?}", begin.elapsed());
+        }
         drop(device);
         server.until_deserted().await;
     });

@@ -227,6 +227,66 @@ fn more_data_to_ask_for_than_a_connection_may_hold() {
 
 // Devices.
 
+/// The host's data stood behind a command that had to wait for the device: the host was blamed for
+/// the data that the target did not receive.
+#[test]
+fn a_slow_device_is_not_held_against_a_host_with_transfers() {
+    on_each_driver(async || {
+        let config = TargetConfig {
+            connection_payload_bytes: 8 * BIG,
+            mdts_bytes: 8 * BIG as u32,
+            ..impatient()
+        };
+        let server = Server::with(config);
+        let mut host = Host::attach(&server, &Options::default()).await;
+        let data = pattern(1, BIG);
+        host.io.submit(big_write(5, 0)).await;
+        let r2t = host.io.r2t().await;
+        server.gate.close();
+        // As many reads as there is room for, another one, and the data that was asked for.
+        for cid in 10..20 {
+            host.io.submit(read(cid, BIG)).await;
+        }
+        let pdus = host.io.data_for(&r2t, &data);
+        host.io.send(&pdus).await;
+        eventually("there is no more room", || server.gate.inside() >= 7).await;
+        time::sleep(Duration::from_secs(3)).await;
+        server.gate.open();
+        let mut answered = 0_u32;
+        while answered < 11 {
+            match host.io.pdu().await {
+                Pdu::Response(completion) => {
+                    assert_eq!(completion.status(), Status::SUCCESS);
+                    answered += 1;
+                }
+                Pdu::Data { header, .. } => answered += u32::from(header.data_flags().success),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(host.io.read(1, 0, BLOCK, BIG).await.unwrap(), data);
+        drop(host);
+        server.is_sound().await;
+    });
+}
+
+/// An idle connection kept the namespaces as they were at its last command.
+#[test]
+fn an_idle_host_does_not_keep_a_removed_device_open() {
+    on_each_driver(async || {
+        let server = Server::new();
+        let device: SharedDevice = Arc::new(MemoryDevice::new(1 << 20, 512).unwrap());
+        let nsid = server.add(device.clone());
+        let mut host = Host::attach(&server, &Options::default()).await;
+        host.io.write(nsid, 0, BLOCK, &[1; 512]).await.unwrap();
+        drop(server.target.remove_namespace(&subsystem(), nsid).unwrap());
+        let begin = time::now();
+        eventually("the device is free", || Arc::strong_count(&device) == 1).await;
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        drop(host);
+        server.is_sound().await;
+    });
+}
+
 #[test]
 fn a_command_is_awaited_when_its_host_is_gone() {
     on_each_driver(async || {

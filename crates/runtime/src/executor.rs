@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::driver::{Driver, Wait};
-use crate::limits::TASKS_PER_TURN;
+use crate::limits::{SHUT_DOWN_NS, SHUT_DOWN_TURN_NS, TASKS_PER_TURN};
 use crate::local_box::LocalBox;
 use crate::op::{Op, OpId, Ops};
 
@@ -145,6 +145,7 @@ struct TaskSlot {
     /// Bumped when the slot's task ends, so that a handle of an earlier task cannot abort a later.
     generation: u32,
     node: u32,
+    flow: u64,
     occupied: bool,
     waker: Waker,
     cell: Arc<SlotWaker>,
@@ -180,6 +181,7 @@ pub(crate) struct Executor {
     timers: RefCell<Timers>,
     garbage: RefCell<Vec<Op>>,
     node: Cell<u32>,
+    flow: Cell<u64>,
     shuffles: bool,
 }
 
@@ -196,6 +198,7 @@ impl Executor {
             timers: RefCell::default(),
             garbage: RefCell::default(),
             node: Cell::new(0),
+            flow: Cell::new(0),
             shuffles,
         })
     }
@@ -239,6 +242,16 @@ impl Executor {
         result
     }
 
+    /// The flow that the running task belongs to; see [`crate::task::flow`].
+    pub(crate) fn flow(&self) -> u64 {
+        self.flow.get()
+    }
+
+    /// Moves the running task, and what it spawns from now on, to `flow`.
+    pub(crate) fn set_flow(&self, flow: u64) {
+        self.flow.set(flow);
+    }
+
     pub(crate) fn submit(&self, op: Op) -> OpId {
         let node = self.node.get();
         let mut ops = self.ops.borrow_mut();
@@ -259,8 +272,15 @@ impl Executor {
             let shared = self.shared.clone();
             let cell = Arc::new(SlotWaker { slot, queued: AtomicBool::new(false), shared });
             let waker = Waker::from(cell.clone());
-            let fresh =
-                TaskSlot { future: None, generation: 0, node: 0, occupied: false, waker, cell };
+            let fresh = TaskSlot {
+                future: None,
+                generation: 0,
+                node: 0,
+                flow: 0,
+                occupied: false,
+                waker,
+                cell,
+            };
             tasks.slots.push(fresh);
             slot
         });
@@ -268,6 +288,7 @@ impl Executor {
         task.future = Some(future);
         task.occupied = true;
         task.node = self.node.get();
+        task.flow = self.flow.get();
         let generation = task.generation;
         if !task.cell.queued.swap(true, Ordering::AcqRel) {
             self.ready.borrow_mut().push_back(slot);
@@ -413,6 +434,7 @@ impl Executor {
             task.cell.queued.store(false, Ordering::Release);
             let Some(future) = task.future.take() else { return };
             self.node.set(task.node);
+            self.flow.set(task.flow);
             let waker = std::mem::replace(&mut task.waker, Waker::noop().clone());
             (future, waker, task.generation)
         };
@@ -423,6 +445,7 @@ impl Executor {
         let aborted = task.generation != generation;
         if polled.is_pending() && !aborted {
             task.future = Some(future);
+            task.flow = self.flow.replace(0);
             self.node.set(0);
             return;
         }
@@ -434,6 +457,7 @@ impl Executor {
         drop(tasks);
         drop(future);
         self.node.set(0);
+        self.flow.set(0);
     }
 
     fn fire_timers(&self) {
@@ -453,17 +477,40 @@ impl Executor {
         }
     }
 
-    /// Drops all tasks and waits for the operations that they leave in flight.
-    pub(crate) fn shut_down(&self) {
-        while let Some(victim) = self.find_task(|_| true) {
-            self.abort(victim);
-        }
-        while self.ops.borrow().len() > 0 {
+    /// Drops all tasks, cancels the socket operations in flight, those included that nobody will
+    /// ever poll or drop, and waits for the driver to complete all that it has. A file operation
+    /// that does not end in [`SHUT_DOWN_NS`] is left behind with the whole executor, as the kernel
+    /// may still use its buffer.
+    pub(crate) fn shut_down(self: &Rc<Self>) {
+        let limit = self.now().saturating_add(SHUT_DOWN_NS);
+        loop {
             // Mail left unread would keep the driver from waiting, and so from completing anything.
             self.read_mail();
-            let soon = self.now() + 10_000_000;
-            self.drive(Wait::Until(Some(soon)));
+            while let Some(victim) = self.find_task(|_| true) {
+                self.abort(victim);
+            }
+            if self.cancel_all() == 0 {
+                return;
+            }
+            let now = self.now();
+            if now >= limit {
+                tracing::error!("operations do not end: left behind");
+                std::mem::forget(self.clone());
+                return;
+            }
+            self.drive(Wait::Until(Some(limit.min(now + SHUT_DOWN_TURN_NS))));
         }
+    }
+
+    /// Cancels what can be, and counts what the driver has not completed.
+    fn cancel_all(&self) -> usize {
+        let ops: Vec<(OpId, bool)> = self.ops.borrow().with_driver().collect();
+        for (id, cancellable) in &ops {
+            if *cancellable {
+                self.cancel(*id);
+            }
+        }
+        ops.len()
     }
 }
 

@@ -73,7 +73,30 @@ pub fn resolve(host: &str, port: u16) -> io::Result<Vec<Address>> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Receive,
+    Send,
     Both,
+}
+
+/// When an idle TCP connection's peer is asked whether it is there, and given up. The kernel's
+/// answer on its side is enough: its program is not asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// Silence before the first question, in seconds: 1 to 32,767.
+    pub idle_s: u16,
+    /// Pause between questions, in seconds: 1 to 32,767.
+    pub interval_s: u16,
+    /// Questions without an answer after which the connection has failed: 1 to 127.
+    pub probes: u8,
+}
+
+impl KeepAlive {
+    fn check(self) -> io::Result<()> {
+        let seconds = 1..=i16::MAX.unsigned_abs();
+        let in_range = seconds.contains(&self.idle_s)
+            && seconds.contains(&self.interval_s)
+            && (1..=127).contains(&self.probes);
+        if in_range { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
+    }
 }
 
 /// A socket that accepts connections.
@@ -239,6 +262,36 @@ impl Stream {
         if let Some(executor) = Executor::try_current() {
             executor.driver().shutdown(self.handle.raw(), Direction::Receive);
         }
+    }
+
+    /// Ends the sending direction: the peer sees the end once it has read what was sent, sends fail
+    /// with `BrokenPipe` from now on, one in flight included, and receives go on.
+    pub fn shutdown_sending(&self) {
+        if let Some(executor) = Executor::try_current() {
+            executor.driver().shutdown(self.handle.raw(), Direction::Send);
+        }
+    }
+
+    /// Gives the connection up: both directions end as by [`Stream::shutdown`], and when the last
+    /// clone and operation of it are gone, what the kernel has not sent is dropped and the peer is
+    /// reset. For peers that must not keep anything of ours, such as memory for data that they do
+    /// not take. Of Unix sockets the peer can still read what was sent.
+    pub fn abort(&self) {
+        if let Some(executor) = Executor::try_current() {
+            executor.driver().abort(self.handle.raw());
+        }
+    }
+
+    /// Has the system find out when the peer's machine is gone though nothing is sent: operations
+    /// fail with `TimedOut` then, or with `ConnectionReset` when it is back and knows nothing of
+    /// the connection. Data that is under way and not acknowledged is given up on by the system's
+    /// own time-outs, about 15 minutes. Unix sockets need none of it: there it does nothing.
+    ///
+    /// # Errors
+    /// `InvalidInput` when a value is out of its range; the system's.
+    pub fn set_keep_alive(&self, keep_alive: KeepAlive) -> io::Result<()> {
+        keep_alive.check()?;
+        Executor::current().driver().set_keep_alive(self.handle.raw(), keep_alive)
     }
 
     /// Ends both directions: a receive in flight ends with 0, the peer sees the end.

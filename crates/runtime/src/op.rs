@@ -104,6 +104,17 @@ impl Ops {
         }
     }
 
+    /// Operations that the driver has not completed, whether or not anybody waits for them, and
+    /// whether each can be cancelled.
+    pub(crate) fn with_driver(&self) -> impl Iterator<Item = (OpId, bool)> + '_ {
+        self.slots.iter().enumerate().filter_map(|(id, slot)| match &slot.state {
+            State::InFlight { op, .. } | State::Detached { op } => {
+                Some((id as OpId, op.cancellable()))
+            }
+            State::Free | State::Done { .. } => None,
+        })
+    }
+
     /// Number of operations in flight or waiting to be taken.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()

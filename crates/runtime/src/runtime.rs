@@ -81,11 +81,14 @@ impl CoreHandle {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = ()> + 'static,
     {
-        // In simulation the task belongs to the node that asked for it.
-        let node = Executor::try_current().map_or(0, |executor| executor.node());
+        // The task belongs to the flow, and in simulation to the node, that asked for it.
+        let (node, flow) =
+            Executor::try_current().map_or((0, 0), |executor| (executor.node(), executor.flow()));
         self.shared.send(Box::new(move || {
             let executor = Executor::current();
+            executor.set_flow(flow);
             executor.as_node(node, || executor.spawn(LocalBox::new(make())));
+            executor.set_flow(0);
         }));
     }
 }

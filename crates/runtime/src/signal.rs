@@ -1,4 +1,4 @@
-//! Signals that ask a program to end.
+//! Signals that ask a program to end, or to read its configuration again.
 
 use std::os::fd::IntoRawFd;
 use std::sync::Arc;
@@ -21,11 +21,43 @@ extern "C" fn on_signal(signal: libc::c_int) {
     unsafe { libc::write(fd, (&raw const signal).cast(), 4) };
 }
 
+/// The signal that asks a program to read its configuration again; see [`catch_reload`].
+pub const RELOAD: i32 = libc::SIGHUP;
+
 /// Prepares for [`terminated`]: from now on SIGTERM and SIGINT do not end the process at once.
 ///
 /// # Errors
 /// The system's, when no socket pair can be had.
 pub fn catch_termination() -> std::io::Result<()> {
+    catch(&[libc::SIGTERM, libc::SIGINT])
+}
+
+/// As [`catch_termination`], for SIGHUP: [`terminated`] returns [`RELOAD`] for it, which is no
+/// reason to end.
+///
+/// # Errors
+/// As [`catch_termination`].
+pub fn catch_reload() -> std::io::Result<()> {
+    catch(&[RELOAD])
+}
+
+fn catch(signals: &[libc::c_int]) -> std::io::Result<()> {
+    open_bell()?;
+    for signal in signals {
+        // SAFETY: `sigaction` is plain data for which zeroes are valid; the handler is
+        // async-signal-safe and stays for the life of the process.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_signal as *const () as usize;
+            action.sa_flags = libc::SA_RESTART;
+            libc::sigaction(*signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+    Ok(())
+}
+
+/// Opens the two ends, once.
+fn open_bell() -> std::io::Result<()> {
     if BELL.load(Ordering::Relaxed) >= 0 {
         return Ok(());
     }
@@ -35,20 +67,10 @@ pub fn catch_termination() -> std::io::Result<()> {
     rustix::io::ioctl_fionbio(&bell, true)?;
     BELL.store(bell.into_raw_fd(), Ordering::Relaxed);
     EAR.store(ear.into_raw_fd(), Ordering::Relaxed);
-    for signal in [libc::SIGTERM, libc::SIGINT] {
-        // SAFETY: `sigaction` is plain data for which zeroes are valid; the handler is
-        // async-signal-safe and stays for the life of the process.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_signal as *const () as usize;
-            action.sa_flags = libc::SA_RESTART;
-            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
-        }
-    }
     Ok(())
 }
 
-/// Waits for SIGTERM or SIGINT after [`catch_termination`]; returns the signal's number. One task
+/// Waits for a signal that is caught: SIGTERM or SIGINT, or [`RELOAD`]; returns the signal's number. One task
 /// waits at a time.
 ///
 /// # Panics

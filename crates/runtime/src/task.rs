@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use crate::executor::{Executor, TaskId, YieldNow};
@@ -30,6 +31,25 @@ pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandl
 /// Lets other tasks and I/O of this core run.
 pub async fn yield_now() {
     YieldNow(false).await;
+}
+
+/// The next flow that begins, in whatever executor of this process; 0 is that of all tasks that
+/// belong to none.
+static NEXT_FLOW: AtomicU64 = AtomicU64::new(1);
+
+/// Whom work is done for: the flow that this task belongs to, which devices that are shared (such
+/// as one with a limit) treat alike. Tasks belong to the flow of the task that spawned them.
+pub fn flow() -> u64 {
+    Executor::current().flow()
+}
+
+/// Begins a flow, such as one for each connection of a server: this task, and those that it spawns
+/// from now on, belong to it. Flows have no end; a number is never used again. Work outside of
+/// tasks (the future given to [`crate::run`]) belongs to none once it was suspended.
+pub fn begin_flow() -> u64 {
+    let flow = NEXT_FLOW.fetch_add(1, Ordering::Relaxed);
+    Executor::current().set_flow(flow);
+    flow
 }
 
 struct Join<T> {

@@ -4,10 +4,12 @@
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use flagstone_runtime::fs::{File, OpenOptions, PunchMode};
-use flagstone_runtime::net::{Address, Listener, Stream};
+use flagstone_runtime::net::{Address, KeepAlive, Listener, Stream};
 use flagstone_runtime::{
     Buf, Config, DriverChoice, RecvList, SendList, alive, buf, cores, run, spawn, sync, task, time,
 };
@@ -234,5 +236,162 @@ fn main_may_end_while_a_write_is_in_flight() {
         receiver.await.unwrap();
         drop(file);
         std::fs::remove_file(&path).unwrap();
+    });
+}
+
+#[test]
+fn tasks_belong_to_the_flow_of_the_task_that_spawned_them() {
+    on_each_driver(async || {
+        let work = |first: Option<u64>| async move {
+            assert_eq!(task::flow(), 0, "nobody began one yet");
+            let mine = task::begin_flow();
+            assert!(first.is_none_or(|first| first != mine));
+            task::yield_now().await;
+            let child = spawn(async move {
+                let inherited = task::flow();
+                let own = task::begin_flow();
+                task::yield_now().await;
+                assert_eq!(task::flow(), own);
+                inherited
+            });
+            assert_eq!(child.await, Ok(mine));
+            assert_eq!(task::flow(), mine, "a child's own flow is not its parent's");
+            // Work for another core is of the same flow.
+            let (far, near) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+            let (flow, done) = (far.clone(), near.clone());
+            cores()[1].spawn(move || async move {
+                flow.store(task::flow(), Ordering::SeqCst);
+                done.store(true, Ordering::SeqCst);
+            });
+            while !near.load(Ordering::SeqCst) {
+                task::yield_now().await;
+            }
+            assert_eq!(far.load(Ordering::SeqCst), mine);
+            mine
+        };
+        let first = spawn(work(None)).await.unwrap();
+        spawn(work(Some(first))).await.unwrap();
+        assert_eq!(spawn(async { task::flow() }).await, Ok(0));
+    });
+}
+
+/// The threads driver held what belonged to cancelled operations until its next sleep was over.
+#[test]
+fn a_cancelled_operation_gives_its_socket_back_at_once() {
+    on_each_driver(async || {
+        let listener = Listener::bind(&any_port()).unwrap();
+        let client = Stream::connect(listener.address()).await.unwrap();
+        let server = listener.accept().await.unwrap();
+        let receive = server.recv(buf::alloc(100).await);
+        assert!(time::timeout(Duration::from_millis(5), receive).await.is_err());
+        drop(server);
+        let ended = client.recv(buf::alloc(100).await);
+        let (count, _) = time::timeout(Duration::from_secs(10), ended).await.expect("the end");
+        assert_eq!(count.unwrap(), 0);
+    });
+}
+
+#[test]
+fn main_may_end_while_sends_wait_for_each_other() {
+    on_each_driver(async || {
+        let listener = Listener::bind(&any_port()).unwrap();
+        let client = Stream::connect(listener.address()).await.unwrap();
+        let server = listener.accept().await.unwrap();
+        for stream in [client, server] {
+            flagstone_runtime::spawn_detached(async move {
+                while stream.send_buf(buf::alloc(8 << 20).await.freeze()).await.is_ok() {}
+            });
+        }
+        time::sleep(Duration::from_millis(50)).await;
+    });
+}
+
+/// An operation whose future is neither polled nor dropped any more, as in a cycle of references,
+/// kept the executor waiting for ever.
+#[test]
+fn main_may_end_though_an_operation_was_forgotten() {
+    on_each_driver(async || {
+        let listener = Listener::bind(&any_port()).unwrap();
+        let client = Stream::connect(listener.address()).await.unwrap();
+        let server = listener.accept().await.unwrap();
+        let mut receive = Box::pin(server.recv(buf::alloc(100).await));
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(receive.as_mut().poll(&mut cx).is_pending());
+        // Leaked on purpose, with what it borrows.
+        std::mem::forget(receive);
+        std::mem::forget((client, server));
+    });
+}
+
+async fn tcp_pair() -> (Stream, Stream) {
+    let listener = Listener::bind(&any_port()).unwrap();
+    let client = Stream::connect(listener.address()).await.unwrap();
+    (client, listener.accept().await.unwrap())
+}
+
+#[test]
+fn the_sending_direction_alone_ends_after_what_was_sent() {
+    on_each_driver(async || {
+        let (client, server) = tcp_pair().await;
+        client.send_buf(Buf::copy_of(b"last").unwrap()).await.unwrap();
+        client.shutdown_sending();
+        let error = client.send_buf(Buf::copy_of(b"x").unwrap()).await.unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
+        server.recv_exact(buf::alloc(4).await).await.0.unwrap();
+        assert_eq!(server.recv(buf::alloc(4).await).await.0.unwrap(), 0);
+        server.send_buf(Buf::copy_of(b"answer").unwrap()).await.unwrap();
+        client.recv_exact(buf::alloc(6).await).await.0.unwrap();
+        drop(server);
+        assert_eq!(client.recv(buf::alloc(4).await).await.0.unwrap(), 0);
+    });
+}
+
+/// A send that waits for a peer that takes nothing ends too, and the peer is reset: it never sees
+/// the rest, which an ordinary close would leave in the kernel for it.
+#[test]
+fn an_aborted_connection_leaves_nothing_behind() {
+    on_each_driver(async || {
+        let (client, server) = tcp_pair().await;
+        let sender = client.clone();
+        let sending = spawn(async move {
+            let data = buf::alloc(32 << 20).await.freeze();
+            sender.send_buf(data).await
+        });
+        time::sleep(Duration::from_millis(20)).await;
+        client.abort();
+        assert!(sending.await.unwrap().is_err());
+        assert_eq!(client.recv(buf::alloc(4).await).await.0.unwrap(), 0);
+        drop(client);
+        let error = loop {
+            match server.recv(buf::alloc(1 << 20).await).await.0 {
+                Ok(count) => assert!(count > 0, "ended as if all had been sent"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn keep_alive_takes_what_the_system_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    on_each_driver(async || {
+        let (client, _server) = tcp_pair().await;
+        let good = KeepAlive { idle_s: 60, interval_s: 10, probes: 6 };
+        client.set_keep_alive(good).unwrap();
+        client.set_keep_alive(KeepAlive { idle_s: 32_767, interval_s: 1, probes: 127 }).unwrap();
+        for bad in [
+            KeepAlive { idle_s: 0, ..good },
+            KeepAlive { interval_s: 32_768, ..good },
+            KeepAlive { probes: 0, ..good },
+            KeepAlive { probes: 128, ..good },
+        ] {
+            let error = client.set_keep_alive(bad).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+        }
+        let path = Address::Unix(dir.path().join("keep-alive.sock"));
+        let listener = Listener::bind(&path).unwrap();
+        Stream::connect(&path).await.unwrap().set_keep_alive(good).unwrap();
+        drop(listener);
     });
 }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_runtime::fs::{File, OpenOptions, PunchMode};
-use flagstone_runtime::net::{Address, Listener, Stream};
+use flagstone_runtime::net::{Address, KeepAlive, Listener, Stream};
 use flagstone_runtime::sim::{
     Config, DiskConfig, DiskFaults, LinkConfig, NodeId, Simulation, World,
 };
@@ -63,7 +63,11 @@ async fn connect(address: &Address) -> Stream {
 
 /// A pair of connected streams: (a's, b's).
 async fn pair(world: &World, a: NodeId, b: NodeId) -> (Stream, Stream) {
-    let address = port(world, b, 1);
+    pair_at(world, a, b, 1).await
+}
+
+async fn pair_at(world: &World, a: NodeId, b: NodeId, number: u16) -> (Stream, Stream) {
+    let address = port(world, b, number);
     let there = address.clone();
     let accepted = world.spawn_on(b, async move {
         let listener = Listener::bind(&there).unwrap();
@@ -892,4 +896,141 @@ fn the_end_of_a_world_drops_everything() {
     assert_eq!(Rc::strong_count(&token), 2);
     drop(sim);
     assert_eq!(Rc::strong_count(&token), 1);
+}
+
+/// Shuts a stream down when it is dropped, as many a destructor does.
+struct Hangup(Stream);
+
+impl Drop for Hangup {
+    fn drop(&mut self) {
+        self.0.shutdown();
+    }
+}
+
+/// Found by a failing test whose report was followed by a second panic: operations that the end of
+/// the world had cancelled were still queued at their connections, and ended once more when a
+/// destructor shut the connection down.
+#[test]
+fn a_world_may_be_dropped_at_any_moment() {
+    for seed in 0..200_u64 {
+        let (sim, a, b) = two_nodes(seed);
+        let address = port(&sim, b, 7);
+        sim.spawn_on(b, echo_server(address.clone()));
+        sim.add_disk(a, DISK, DiskConfig::block_device(1 << 20));
+        for client in 0..4_u64 {
+            let address = address.clone();
+            sim.spawn_on(a, async move {
+                let options = OpenOptions { exclusive: false, ..OpenOptions::default() };
+                let disk = File::open(DISK, &options).unwrap();
+                let stream = connect(&address).await;
+                let _hangup = Hangup(stream.clone());
+                // More than the buffers on the way hold: sends wait on both sides.
+                let (sender, data) = (stream.clone(), filled(4 << 20, 1).await);
+                task::spawn_detached(async move { drop(sender.send_buf(data).await) });
+                loop {
+                    let data = filled(4096, 1).await;
+                    disk.write_at(data, client * 4096, false).await.unwrap();
+                    stream.recv_exact(buf::alloc(4096).await).await.0.unwrap();
+                }
+            });
+        }
+        let span = sim.random_span(Duration::ZERO, 20 * MS);
+        sim.run_for(span);
+        drop(sim);
+    }
+}
+
+#[test]
+fn the_sending_direction_alone_ends_after_what_was_sent() {
+    let (sim, a, b) = two_nodes(30);
+    let world = sim.world();
+    sim.block_on(async {
+        let (client, server) = pair(&world, a, b).await;
+        client.send_buf(filled(1000, 4).await).await.unwrap();
+        client.shutdown_sending();
+        let error = client.send_buf(filled(1, 4).await).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+        server.recv_exact(buf::alloc(1000).await).await.0.unwrap();
+        assert_eq!(recv(&server).await.unwrap(), 0);
+        server.send_buf(filled(1000, 5).await).await.unwrap();
+        client.recv_exact(buf::alloc(1000).await).await.0.unwrap();
+        drop(server);
+        assert_eq!(recv(&client).await.unwrap(), 0);
+    });
+}
+
+#[test]
+fn an_aborted_connection_resets_its_peer() {
+    let (sim, a, b) = two_nodes(31);
+    let world = sim.world();
+    sim.block_on(async {
+        let (client, server) = pair(&world, a, b).await;
+        let (sender, data) = (client.clone(), filled(16 << 20, 1).await);
+        let sending = spawn(async move { sender.send_buf(data).await });
+        time::sleep(SECOND).await;
+        client.abort();
+        assert!(sending.await.unwrap().is_err());
+        assert_eq!(recv(&client).await.unwrap(), 0);
+        drop(client);
+        time::sleep(SECOND).await;
+        let error = loop {
+            match recv(&server).await {
+                Ok(count) => assert!(count > 0, "ended as if all had been sent"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn keep_alive_finds_a_peer_that_is_gone_and_spares_one_that_is_back() {
+    let keep_alive = KeepAlive { idle_s: 60, interval_s: 10, probes: 6 };
+    for seed in 0..20 {
+        let (sim, a, b) = two_nodes(seed);
+        let world = sim.world();
+        sim.block_on(async {
+            let (client, server) = pair(&world, a, b).await;
+            client.set_keep_alive(keep_alive).unwrap();
+            // A short partition is nothing to it, and neither is silence.
+            world.partition(a, b);
+            time::sleep(30 * SECOND).await;
+            world.heal_all();
+            time::sleep(3600 * SECOND).await;
+            server.send_buf(filled(1, 1).await).await.unwrap();
+            assert_eq!(recv(&client).await.unwrap(), 1);
+            // A long one is.
+            let began = time::now();
+            world.partition_one_way(b, a);
+            assert_eq!(recv(&client).await.unwrap_err().kind(), ErrorKind::TimedOut);
+            let took = began.elapsed();
+            assert!(60 * SECOND <= took && took <= 121 * SECOND, "{took:?}");
+            world.heal_all();
+            // A node that lost its power and is back knows nothing of the connection.
+            let (client, _server) = pair_at(&world, a, b, 2).await;
+            client.set_keep_alive(keep_alive).unwrap();
+            world.power_off(b);
+            time::sleep(SECOND).await;
+            world.restart(b);
+            let began = time::now();
+            assert_eq!(recv(&client).await.unwrap_err().kind(), ErrorKind::ConnectionReset);
+            assert!(began.elapsed() <= 61 * SECOND);
+        });
+    }
+}
+
+/// Nothing is scheduled for a connection whose peer is there.
+#[test]
+fn a_deadlock_is_found_beside_keep_alive() {
+    let hung = || {
+        let (sim, a, b) = two_nodes(32);
+        let world = sim.world();
+        sim.block_on(async {
+            let (client, _server) = pair(&world, a, b).await;
+            client.set_keep_alive(KeepAlive { idle_s: 1, interval_s: 1, probes: 1 }).unwrap();
+            recv(&client).await.unwrap();
+        });
+    };
+    let panic = std::panic::catch_unwind(hung).unwrap_err();
+    assert!(panic.downcast_ref::<String>().unwrap().contains("deadlock"));
 }

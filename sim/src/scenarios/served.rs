@@ -22,14 +22,15 @@ use crate::{Outcome, Scenario};
 /// Over NBD.
 pub const NBD: Scenario = Scenario {
     name: "nbd",
-    about: "a volume over NBD: no acknowledged flush or FUA write is lost, whatever fails",
+    about: "a volume over NBD: no acknowledged flush or FUA write is lost, and nothing is carried \
+            out late or twice, whatever fails",
     run: |seed| run(seed, &NBD_FRONT, |device| device),
 };
 
 /// Over NVMe/TCP.
 pub const NVME: Scenario = Scenario {
     name: "nvme-tcp",
-    about: "a volume over NVMe/TCP: the same, and nothing is carried out late or twice",
+    about: "a volume over NVMe/TCP: the same",
     run: |seed| run(seed, &NVME_FRONT, |device| device),
 };
 
@@ -43,16 +44,13 @@ type Wrap = fn(SharedDevice) -> SharedDevice;
 /// A protocol: how a device is served, and how it is attached.
 struct Front {
     port: u16,
-    /// A request that a client repeats over a new connection may still be carried out for the old
-    /// one, after later requests: the protocol knows no way to rule it out.
-    repeats: bool,
     /// Serves until the node dies.
     serve: fn(SharedDevice, Address) -> IoFuture<()>,
     /// One attempt.
     attach: fn(Address) -> IoFuture<Option<SharedDevice>>,
 }
 
-const NBD_FRONT: Front = Front { port: 10809, repeats: true, serve: serve_nbd, attach: attach_nbd };
+const NBD_FRONT: Front = Front { port: 10809, serve: serve_nbd, attach: attach_nbd };
 
 fn serve_nbd(device: SharedDevice, address: Address) -> IoFuture<()> {
     IoFuture::later(async move {
@@ -71,8 +69,7 @@ fn attach_nbd(address: Address) -> IoFuture<Option<SharedDevice>> {
     })
 }
 
-const NVME_FRONT: Front =
-    Front { port: 4420, repeats: false, serve: serve_nvme, attach: attach_nvme };
+const NVME_FRONT: Front = Front { port: 4420, serve: serve_nvme, attach: attach_nvme };
 const NVME_SUBSYSTEM: &str = "nqn.2026-01.io.flagstone:volume";
 
 fn subsystem() -> Nqn {
@@ -180,9 +177,6 @@ impl Cluster {
 
     async fn break_something(&self, loading: &mut JoinHandle<()>) {
         let (sim, server, client) = (&self.sim, self.server, self.client);
-        if self.front.repeats {
-            self.model.changes_may_repeat();
-        }
         let mut pause = sim.random_span(Duration::ZERO, Duration::from_secs(3));
         match sim.random_between(0, 8) {
             0 => sim.partition(server, client),
@@ -214,9 +208,6 @@ impl Cluster {
         if !sim.is_up(server) {
             sim.restart(server);
             self.start_server();
-        }
-        if self.front.repeats {
-            self.model.changes_may_repeat();
         }
         sim.heal(server, client);
         if !sim.is_up(client) {

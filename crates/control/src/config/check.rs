@@ -4,10 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use flagstone_limit::Limit;
 use flagstone_nbd::limits::MAX_REQUEST_BYTES;
 
 use super::diagnostic::{Located, Place, Report};
-use super::model::{Backing, Config, Driver, Layer, Nbd, Nvme, Server, Subsystem, Volume};
+use super::model::{
+    Backing, Config, Driver, Layer, Nbd, Nvme, Server, SharedLimit, Subsystem, Volume,
+};
 use super::reader::suggestion;
 use crate::device_spec::DeviceSpec;
 use crate::limits::MAX_SUGGESTED_NAMES;
@@ -21,6 +24,8 @@ pub(crate) struct RawConfig {
     pub(crate) volumes: Vec<RawVolume>,
     /// Volumes were written, but none that could be read.
     pub(crate) volumes_mistaken: bool,
+    /// The limits that volumes share, by their names, which the parser keeps apart.
+    pub(crate) limits: Vec<(Located<String>, Limit)>,
     pub(crate) subsystems: Vec<RawSubsystem>,
 }
 
@@ -38,7 +43,7 @@ pub(crate) struct RawServer {
 
 pub(crate) struct RawVolume {
     pub(crate) name: Located<String>,
-    pub(crate) layers: Vec<Layer>,
+    pub(crate) layers: Vec<RawLayer>,
     pub(crate) backing: Option<RawBacking>,
     pub(crate) block_size: Option<Located<u64>>,
     pub(crate) read_only: bool,
@@ -47,6 +52,12 @@ pub(crate) struct RawVolume {
     pub(crate) serial: Option<Located<String>>,
     pub(crate) allow_hosts: Option<Located<Vec<String>>>,
     pub(crate) nbd_export: Option<Located<String>>,
+}
+
+pub(crate) enum RawLayer {
+    Own(Box<Layer>),
+    /// The name of a limit.
+    SharedLimit(Located<String>),
 }
 
 pub(crate) struct RawBacking {
@@ -77,13 +88,23 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
     }
     check_volume_names(&raw, report);
     check_devices(&raw.volumes, report);
+    let shared = resolve_limits(&raw, report);
     let subsystems = resolve_subsystems(&raw, report);
     if !report.is_empty() {
         return None;
     }
     Some(Config {
         server: finish_server(raw.server, listen),
-        volumes: raw.volumes.into_iter().map(finish_volume).collect::<Option<_>>()?,
+        volumes: raw
+            .volumes
+            .into_iter()
+            .map(|volume| finish_volume(volume, &shared))
+            .collect::<Option<_>>()?,
+        limits: raw
+            .limits
+            .into_iter()
+            .map(|(name, limit)| SharedLimit { name: name.value, limit })
+            .collect(),
         subsystems,
     })
 }
@@ -215,6 +236,28 @@ fn check_devices(volumes: &[RawVolume], report: &Report) {
             }
         }
     }
+}
+
+/// The limits that volumes share, by name.
+fn resolve_limits(raw: &RawConfig, report: &Report) -> BTreeMap<String, usize> {
+    let named = raw.limits.iter().enumerate();
+    let indices: BTreeMap<String, usize> =
+        named.map(|(index, (name, _))| (name.value.clone(), index)).collect();
+    for layer in raw.volumes.iter().flat_map(|volume| &volume.layers) {
+        let RawLayer::SharedLimit(name) = layer else { continue };
+        if !indices.contains_key(&name.value) {
+            let known: Vec<_> =
+                indices.keys().map(String::as_str).take(MAX_SUGGESTED_NAMES).collect();
+            let help = match known.len() {
+                0 => {
+                    format!("write a table [limit.{}] with iops = … or throughput = …", name.value)
+                }
+                _ => suggestion(&name.value, &known),
+            };
+            report.error(&name.place, format!("there is no limit `{}`", name.value), help);
+        }
+    }
+    indices
 }
 
 /// The subsystems of the file, then one for each volume that is in none.
@@ -356,7 +399,11 @@ fn finish_server(raw: RawServer, listen: Vec<Located<ListenSpec>>) -> Server {
     }
 }
 
-fn finish_volume(raw: RawVolume) -> Option<Volume> {
+fn finish_volume(raw: RawVolume, shared: &BTreeMap<String, usize>) -> Option<Volume> {
+    let layer = |layer| match layer {
+        RawLayer::Own(layer) => Some(*layer),
+        RawLayer::SharedLimit(name) => shared.get(&name.value).copied().map(Layer::SharedLimit),
+    };
     let backing = raw.backing?;
     let mut devices = backing.devices.into_iter().map(|device| device.value);
     let backing = match backing.chunk {
@@ -366,7 +413,7 @@ fn finish_volume(raw: RawVolume) -> Option<Volume> {
     Some(Volume {
         nbd_export: raw.nbd_export.map_or_else(|| raw.name.value.clone(), |name| name.value),
         name: raw.name.value,
-        layers: raw.layers,
+        layers: raw.layers.into_iter().map(layer).collect::<Option<_>>()?,
         backing,
         block_size_bytes: raw.block_size.map(|size| size.value as u32),
         read_only: raw.read_only,

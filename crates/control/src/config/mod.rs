@@ -11,6 +11,7 @@ mod arguments;
 mod check;
 mod diagnostic;
 mod model;
+mod performance;
 mod read;
 mod reader;
 pub mod schema;
@@ -21,7 +22,8 @@ use std::path::Path;
 pub use arguments::Arguments;
 pub use diagnostic::{Diagnostic, Diagnostics, Location};
 pub use model::{
-    Backing, Config, Delay, Driver, Fault, FaultRate, Layer, Nbd, Nvme, Server, Subsystem, Volume,
+    Backing, Config, Delay, Driver, Fault, FaultRate, Layer, Nbd, Nvme, Server, SharedLimit,
+    Subsystem, Volume,
 };
 
 use crate::limits::MAX_FILE_BYTES;
@@ -82,7 +84,8 @@ fn read_text(path: &Path, name: &str) -> Result<String, Diagnostics> {
         )
     };
     let mut bytes = Vec::new();
-    // Configuration is read once, before any executor runs; simulated runs parse text.
+    // Configuration is read before any executor runs, and when an operator asks for it; simulated
+    // runs parse text.
     #[expect(clippy::disallowed_methods)]
     let file = std::fs::File::open(path).map_err(unreadable)?;
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;

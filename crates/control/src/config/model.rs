@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use flagstone_limit::{EmulationConfig, Limit};
+
 use crate::device_spec::DeviceSpec;
 use crate::listen_spec::ListenSpec;
 use crate::names::Uuid;
@@ -14,6 +16,8 @@ pub struct Config {
     pub server: Server,
     /// The volumes, in the order of the file; at least one.
     pub volumes: Vec<Volume>,
+    /// The limits that volumes share, in the order of the file.
+    pub limits: Vec<SharedLimit>,
     /// The NVMe subsystems: those of the file, then one for each volume that is in none of them.
     /// Every volume is a namespace of exactly one.
     pub subsystems: Vec<Subsystem>,
@@ -111,6 +115,21 @@ pub enum Layer {
     Delay(Delay),
     /// Fails requests.
     Fault(Fault),
+    /// Lets so much through and no more.
+    Limit(Limit),
+    /// The same, together with other volumes: an index into [`Config::limits`].
+    SharedLimit(usize),
+    /// Answers as late as a disk of some type.
+    Emulate(EmulationConfig),
+}
+
+/// `[limit.NAME]`: a limit that several volumes share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedLimit {
+    /// Its name.
+    pub name: String,
+    /// All of them together.
+    pub limit: Limit,
 }
 
 /// `delay = { … }`: what is added to each request; zero adds nothing.

@@ -3,21 +3,22 @@
 
 use toml_edit::Item;
 
-use super::check::{RawBacking, RawConfig, RawServer, RawSubsystem, RawVolume};
+use super::check::{RawBacking, RawConfig, RawLayer, RawServer, RawSubsystem, RawVolume};
 use super::diagnostic::{Located, Place, Report};
 use super::model::{Delay, Driver, Fault, FaultRate, Layer, Nbd, Nvme};
+use super::performance;
 use super::reader::{Reader, bare, place_of, suggestion};
 use super::schema::{self, Section};
 use crate::device_spec::DeviceSpec;
 use crate::limits::{
-    MAX_ALLOWED_HOSTS, MAX_LISTEN, MAX_NAMESPACES, MAX_NQN_PREFIX_BYTES, MAX_STRIPE_DEVICES,
-    MAX_VOLUMES,
+    MAX_ALLOWED_HOSTS, MAX_LISTEN, MAX_NAMESPACES, MAX_NQN_PREFIX_BYTES, MAX_SHARED_LIMITS,
+    MAX_STRIPE_DEVICES, MAX_VOLUMES,
 };
 use crate::listen_spec::ListenSpec;
 use crate::names::{self, NameError, Uuid};
 
 /// The tables that a file may have.
-const ROOT: [&str; 3] = ["server", "volume", "subsystem"];
+const ROOT: [&str; 4] = ["server", "volume", "limit", "subsystem"];
 
 /// Reads the whole file.
 pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
@@ -31,12 +32,21 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
         .get("server")
         .and_then(|item| Reader::new(&schema::SERVER, "server", item, key_place("server"), report))
         .unwrap_or_else(|| Reader::absent(&schema::SERVER, report));
-    let volumes = named_tables(root.get("volume"), "volume", &schema::VOLUME, report);
-    let subsystems = named_tables(root.get("subsystem"), "subsystem", &schema::SUBSYSTEM, report);
+    let tables = |kind, schema, max| named_tables(root.get(kind), kind, schema, max, report);
+    let volumes = tables("volume", &schema::VOLUME, MAX_VOLUMES);
+    let limits = tables("limit", &schema::LIMIT, MAX_SHARED_LIMITS);
+    let subsystems = tables("subsystem", &schema::SUBSYSTEM, MAX_VOLUMES);
     RawConfig {
         server: read_server(&server),
         volumes_mistaken: root.contains_key("volume"),
         volumes: volumes.into_iter().map(|(name, reader)| read_volume(name, &reader)).collect(),
+        limits: limits
+            .into_iter()
+            .map(|(name, reader)| {
+                let title = format!("limit.{}", bare(&name.value));
+                (name, performance::read_limit(&reader, &title))
+            })
+            .collect(),
         subsystems: subsystems
             .into_iter()
             .map(|(name, reader)| read_subsystem(name, &reader))
@@ -54,6 +64,7 @@ fn named_tables<'a>(
     item: Option<&'a Item>,
     kind: &str,
     schema: &'static Section,
+    max: usize,
     report: &'a Report,
 ) -> Vec<(Located<String>, Reader<'a>)> {
     let Some(item) = item else { return Vec::new() };
@@ -75,8 +86,8 @@ fn named_tables<'a>(
             tables.push((Located { value: name.to_owned(), place }, reader));
         }
     }
-    if let Some((name, _)) = tables.get(MAX_VOLUMES) {
-        let help = format!("write at most {MAX_VOLUMES}");
+    if let Some((name, _)) = tables.get(max) {
+        let help = format!("write at most {max}");
         report.error(&name.place, format!("too many {kind}s: {}", tables.len()), help);
     }
     tables
@@ -188,13 +199,13 @@ fn read_hosts(reader: &Reader<'_>) -> Option<Located<Vec<String>>> {
 }
 
 /// The layers in the order of their keys. One below the device is a mistake: nothing is there.
-fn read_layers(reader: &Reader<'_>, title: &str) -> Vec<Layer> {
+fn read_layers(reader: &Reader<'_>, title: &str) -> Vec<RawLayer> {
     let mut layers = Vec::new();
     let mut bottom = None;
     for (key, place) in reader.keys_in_order() {
         match key {
             "device" | "stripe" => bottom = bottom.or(Some((key, place))),
-            "delay" | "fault" => {
+            "delay" | "fault" | "limit" | "shared_limit" | "emulate" => {
                 if let Some((device, device_place)) = &bottom {
                     let message =
                         format!("`{key}` comes after `{device}`, which is the last layer");
@@ -205,9 +216,7 @@ fn read_layers(reader: &Reader<'_>, title: &str) -> Vec<Layer> {
                     let related = ("the device is given at", device_place);
                     reader.report().error_with(&place, message, help, related);
                 }
-                if let Some(table) = reader.table(key, &format!("{title}.{key}")) {
-                    layers.push(read_layer(key, &table));
-                }
+                layers.extend(read_layer(key, reader, &format!("{title}.{key}")));
             }
             _ => {}
         }
@@ -215,22 +224,39 @@ fn read_layers(reader: &Reader<'_>, title: &str) -> Vec<Layer> {
     layers
 }
 
-fn read_layer(key: &str, reader: &Reader<'_>) -> Layer {
-    if key == "delay" {
-        return Layer::Delay(Delay {
-            read: reader.time_or_default("read"),
-            write: reader.time_or_default("write"),
-            flush: reader.time_or_default("flush"),
-            discard: reader.time_or_default("discard"),
-            jitter: reader.time_or_default("jitter"),
-        });
+/// The layer of one key of a volume, if it can be read.
+fn read_layer(key: &str, volume: &Reader<'_>, title: &str) -> Option<RawLayer> {
+    if key == "shared_limit" {
+        let parse = |text: &str| names::check_volume_name(text).map(|()| text.to_owned());
+        return volume.parsed(key, parse).map(RawLayer::SharedLimit);
     }
-    Layer::Fault(Fault {
+    let reader = volume.table(key, title)?;
+    let layer = match key {
+        "delay" => Layer::Delay(read_delay(&reader)),
+        "fault" => Layer::Fault(read_fault(&reader)),
+        "limit" => Layer::Limit(performance::read_limit(&reader, title)),
+        _ => Layer::Emulate(performance::read_emulation(&reader, title)),
+    };
+    Some(RawLayer::Own(Box::new(layer)))
+}
+
+fn read_delay(reader: &Reader<'_>) -> Delay {
+    Delay {
+        read: reader.time_or_default("read"),
+        write: reader.time_or_default("write"),
+        flush: reader.time_or_default("flush"),
+        discard: reader.time_or_default("discard"),
+        jitter: reader.time_or_default("jitter"),
+    }
+}
+
+fn read_fault(reader: &Reader<'_>) -> Fault {
+    Fault {
         read: read_rate(reader, "read_error_every", "read_errors_per_million"),
         write: read_rate(reader, "write_error_every", "write_errors_per_million"),
         flush: read_rate(reader, "flush_error_every", "flush_errors_per_million"),
         seed: reader.count_or_default("seed"),
-    })
+    }
 }
 
 fn read_rate(reader: &Reader<'_>, every: &str, per_million: &str) -> FaultRate {

@@ -8,7 +8,9 @@ use toml_edit::{Item, TableLike, Value};
 
 use super::diagnostic::{Located, Place, Report, shown};
 use super::schema::{Key, Kind, Section, SizeRule};
-use crate::units::{format_duration, format_size, parse_duration, parse_size};
+use crate::units::{
+    format_duration, format_rate, format_size, parse_duration, parse_rate, parse_size,
+};
 
 /// A table of the file, or nothing where the table is absent and all defaults hold.
 pub(crate) struct Reader<'a> {
@@ -166,14 +168,23 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A duration, or its default.
-    pub(crate) fn time_or_default(&self, name: &str) -> Duration {
-        let value = self.read(name, |item, kind| match (item.as_integer(), item.as_str()) {
+    /// A throughput in bytes a second, if written and in range.
+    pub(crate) fn rate(&self, name: &str) -> Option<Located<u64>> {
+        self.read(name, |item, kind| item.as_str().map(|text| rate_from_text(text, kind)))
+    }
+
+    /// A duration, if written and in range.
+    pub(crate) fn time(&self, name: &str) -> Option<Located<Duration>> {
+        self.read(name, |item, kind| match (item.as_integer(), item.as_str()) {
             (Some(n), _) => Some(time_from_text(&n.to_string(), kind)),
             (_, Some(text)) => Some(time_from_text(text, kind)),
             _ => None,
-        });
-        value.map(|time| time.value).unwrap_or_else(|| {
+        })
+    }
+
+    /// A duration, or its default.
+    pub(crate) fn time_or_default(&self, name: &str) -> Duration {
+        self.time(name).map(|time| time.value).unwrap_or_else(|| {
             parse_duration(self.key(name).default).expect("defaults are checked by a test")
         })
     }
@@ -347,6 +358,19 @@ fn size_in_range(bytes: u64, kind: &Kind) -> Result<u64, String> {
     }
 }
 
+/// Reads a throughput and checks it against its key's range.
+pub(crate) fn rate_from_text(text: &str, kind: &Kind) -> Result<u64, String> {
+    let rate = parse_rate(text).map_err(|error| error.to_string())?;
+    match kind {
+        Kind::Rate { min, max } if !(*min..=*max).contains(&rate) => {
+            let nearest = format_rate(rate.clamp(*min, *max));
+            Err(format!("write {nearest}: it is {}", kind.range()))
+        }
+        Kind::Rate { .. } => Ok(rate),
+        _ => Err(kind.expected()),
+    }
+}
+
 /// Reads a duration and checks it against its key's range.
 pub(crate) fn time_from_text(text: &str, kind: &Kind) -> Result<Duration, String> {
     let time = parse_duration(text).map_err(|error| error.to_string())?;
@@ -387,6 +411,7 @@ mod tests {
                     count_in_range(key.default.parse().unwrap_or(-1), &key.kind).map(drop)
                 }
                 Kind::Size { .. } => size_from_text(key.default, &key.kind).map(drop),
+                Kind::Rate { .. } => rate_from_text(key.default, &key.kind).map(drop),
                 Kind::Time { .. } => time_from_text(key.default, &key.kind).map(drop),
                 Kind::Choice(_) => word_from_text(key.default, &key.kind).map(drop),
                 Kind::Text("NQN") => crate::names::check_nqn(&format!("{}:x", key.default))

@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use crate::units::{format_duration, format_size};
+use crate::limits::{LIMIT_BYTES_PER_SECOND, MAX_LIMIT_IOPS};
+use crate::units::{format_duration, format_rate, format_size};
 
 /// A table of the file.
 #[derive(Debug)]
@@ -51,6 +52,13 @@ pub enum Kind {
         /// What else it has to be.
         rule: SizeRule,
     },
+    /// Bytes a second: text with a unit and `/s`.
+    Rate {
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+    },
     /// A duration: text with a unit.
     Time {
         /// Shortest.
@@ -86,6 +94,17 @@ const MINUTE_MS: u64 = 60_000;
 const DAY_MS: u64 = 24 * 60 * MINUTE_MS;
 const EVERY: Kind = Kind::Count { min: 1, max: 1_000_000_000 };
 const PER_MILLION: Kind = Kind::Count { min: 0, max: 1_000_000 };
+
+const IOPS: Kind = Kind::Count { min: 1, max: MAX_LIMIT_IOPS };
+const THROUGHPUT: Kind =
+    Kind::Rate { min: *LIMIT_BYTES_PER_SECOND.start(), max: *LIMIT_BYTES_PER_SECOND.end() };
+const BURST_IOPS: Kind = Kind::Count { min: 2, max: MAX_LIMIT_IOPS };
+const BURST_THROUGHPUT: Kind =
+    Kind::Rate { min: 2 * *LIMIT_BYTES_PER_SECOND.start(), max: *LIMIT_BYTES_PER_SECOND.end() };
+const MIX: Kind = Kind::Choice(&["separate", "shared"]);
+const IO_SIZE: Kind = Kind::Size { min: 512, max: 32 * MIB, rule: SizeRule::MultipleOf(512) };
+/// Of the distribution of an emulated latency.
+const LATENCY: Kind = Kind::Time { min: Duration::from_micros(1), max: Duration::from_secs(60) };
 
 const fn key(name: &'static str, kind: Kind, default: &'static str, about: &'static str) -> Key {
     Key { name, kind, default, about }
@@ -228,6 +247,24 @@ pub static VOLUME: Section = Section {
         key("delay", Kind::Table(&DELAY), "", "A layer that makes requests wait."),
         key("fault", Kind::Table(&FAULT), "", "A layer that fails requests."),
         key(
+            "limit",
+            Kind::Table(&LIMIT),
+            "",
+            "A layer that lets so much through and no more. Its keys are those of [`[limit.NAME]`](#limitname).",
+        ),
+        key(
+            "shared_limit",
+            Kind::Text("limit name"),
+            "",
+            "A layer that is one with that of other volumes: the name of a [`[limit.NAME]`](#limitname).",
+        ),
+        key(
+            "emulate",
+            Kind::Table(&EMULATE),
+            "",
+            "A layer that answers as late as a disk of some type. For labs and tests.",
+        ),
+        key(
             "device",
             Kind::Text("device"),
             "",
@@ -340,6 +377,101 @@ pub static FAULT: Section = Section {
     ],
 };
 
+/// `emulate = { … }`
+pub static EMULATE: Section = Section {
+    path: "volume.NAME.emulate",
+    keys: &[
+        key("latency", LATENCY, "", "Median of the service latency of all requests."),
+        key(
+            "p99",
+            LATENCY,
+            "",
+            "99th percentile of it, 1 to 100 medians. Default: the same as `latency`, which is then constant.",
+        ),
+        key("read_latency", LATENCY, "", "Median of reads, in place of `latency`."),
+        key("read_p99", LATENCY, "", "99th percentile of it. Default: the same as `read_latency`."),
+        key(
+            "write_latency",
+            LATENCY,
+            "",
+            "Median of writes, flushes, discards and writes of zeroes, in place of `latency`.",
+        ),
+        key(
+            "write_p99",
+            LATENCY,
+            "",
+            "99th percentile of it. Default: the same as `write_latency`.",
+        ),
+        key(
+            "seed",
+            Kind::Count { min: 0, max: i64::MAX as u64 },
+            "0",
+            "Determines the latencies, in the order of the requests.",
+        ),
+    ],
+};
+
+/// `limit = { … }` of a volume, and `[limit.NAME]`
+pub static LIMIT: Section = Section {
+    path: "limit.NAME",
+    keys: &[
+        key("iops", IOPS, "", "I/Os a second, of reads and writes together."),
+        key("read_iops", IOPS, "", "Reads a second."),
+        key(
+            "write_iops",
+            IOPS,
+            "",
+            "Writes a second; flushes, discards and writes of zeroes are one each.",
+        ),
+        key(
+            "iops_mix",
+            MIX,
+            "separate",
+            "How `read_iops` and `write_iops` go together: `separate`, both can be had at once; or `shared`, reads / `read_iops` + writes / `write_iops` is at most 1.",
+        ),
+        key("throughput", THROUGHPUT, "", "Bytes a second, of reads and writes together."),
+        key("read_throughput", THROUGHPUT, "", "Bytes read a second."),
+        key("write_throughput", THROUGHPUT, "", "Bytes written a second."),
+        key(
+            "throughput_mix",
+            MIX,
+            "separate",
+            "The same as `iops_mix`, of `read_throughput` and `write_throughput`.",
+        ),
+        key(
+            "io_size",
+            IO_SIZE,
+            "",
+            "A read or write counts as one I/O for each so many bytes, begun or whole. Default: as one, whatever its size.",
+        ),
+        key("burst", Kind::Table(&BURST), "", "More for a while, from a bucket of credit."),
+    ],
+};
+
+/// `burst = { … }`
+pub static BURST: Section = Section {
+    path: "limit.NAME.burst",
+    keys: &[
+        key(
+            "iops",
+            BURST_IOPS,
+            "",
+            "Highest I/Os a second while there is credit. More than `iops` of the limit.",
+        ),
+        key("read_iops", BURST_IOPS, "", "The same for `read_iops`."),
+        key("write_iops", BURST_IOPS, "", "The same for `write_iops`."),
+        key("throughput", BURST_THROUGHPUT, "", "The same for `throughput`."),
+        key("read_throughput", BURST_THROUGHPUT, "", "The same for `read_throughput`."),
+        key("write_throughput", BURST_THROUGHPUT, "", "The same for `write_throughput`."),
+        key(
+            "duration",
+            Kind::Time { min: Duration::from_secs(1), max: Duration::from_millis(DAY_MS) },
+            "30s",
+            "How long a full bucket lasts at the highest rate. It is full at the start, and fills with what is not used.",
+        ),
+    ],
+};
+
 /// `stripe = { … }`
 pub static STRIPE: Section = Section {
     path: "volume.NAME.stripe",
@@ -381,8 +513,8 @@ pub static SUBSYSTEM: Section = Section {
 };
 
 /// Every table of the file, in the order of the documentation.
-pub static SECTIONS: [&Section; 8] =
-    [&SERVER, &NVME, &NBD, &VOLUME, &DELAY, &FAULT, &STRIPE, &SUBSYSTEM];
+pub static SECTIONS: [&Section; 11] =
+    [&SERVER, &NVME, &NBD, &VOLUME, &DELAY, &FAULT, &EMULATE, &STRIPE, &LIMIT, &BURST, &SUBSYSTEM];
 
 impl Section {
     /// The key called `name`.
@@ -414,6 +546,7 @@ impl Kind {
             Kind::Flag => "flag".into(),
             Kind::Count { .. } => "number".into(),
             Kind::Size { .. } => "size".into(),
+            Kind::Rate { .. } => "throughput".into(),
             Kind::Time { .. } => "duration".into(),
             Kind::Choice(_) => "word".into(),
             Kind::Text(form) => (*form).into(),
@@ -437,6 +570,7 @@ impl Kind {
                     SizeRule::MinOrMax => format!("{min} or {max}"),
                 }
             }
+            Kind::Rate { min, max } => format!("{} to {}", format_rate(*min), format_rate(*max)),
             Kind::Time { min, max } => {
                 format!("{} to {}", format_duration(*min), format_duration(*max))
             }
@@ -455,6 +589,9 @@ impl Kind {
             Kind::Size { min, max, .. } => {
                 let example = format_size((*min).max(4096).min(*max));
                 format!("write a size such as \"{example}\": {}", self.range())
+            }
+            Kind::Rate { .. } => {
+                format!("write a throughput such as \"240MB/s\": {}", self.range())
             }
             Kind::Time { max, .. } => {
                 format!("write a duration such as \"{}\": {}", format_duration(*max), self.range())

@@ -23,15 +23,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::net::{Listener, Stream};
-use flagstone_runtime::{Buf, spawn, time};
+use flagstone_runtime::{Buf, spawn, task, time};
 
 pub use drain::Drain;
 
 use crate::departures::Departure;
 use crate::export::Exports;
 use crate::handshake::{Handshake, Progress, Refusal};
-use crate::limits::{HANDSHAKE_TIMEOUT, MAX_CONNECTIONS, PEER_TIMEOUT};
+use crate::limits::{HANDSHAKE_TIMEOUT, KEEP_ALIVE, MAX_CONNECTIONS, PEER_TIMEOUT};
 use crate::links::Hold;
 use crate::session::Session;
 use crate::staging::Staging;
@@ -154,6 +155,11 @@ impl Server {
 
     /// Speaks NBD on an accepted stream, on this core, until either side ends it.
     pub async fn serve(&self, stream: Stream) -> Outcome {
+        // Layers that are fair are fair to connections.
+        task::begin_flow();
+        if let Err(error) = stream.set_keep_alive(KEEP_ALIVE) {
+            tracing::debug!("cannot watch over an idle client: {error}");
+        }
         let mut staging = Staging::new();
         let negotiation = async {
             let session = negotiate(&stream, &self.exports, &mut staging).await?;
@@ -268,8 +274,8 @@ async fn negotiate(
 const FLUSH_BYTES: usize = 64 << 10;
 
 async fn send(stream: &Stream, out: &mut Vec<u8>) -> io::Result<()> {
-    for part in out.chunks(FLUSH_BYTES) {
-        let mut buf = flagstone_runtime::buf::alloc(part.len()).await;
+    for part in out.chunks(BUF_MIN_BYTES) {
+        let mut buf = flagstone_runtime::buf::alloc_small(part.len());
         buf.copy_from_slice(part);
         let sent: Buf = buf.freeze();
         stream.send_buf(sent).await?;

@@ -39,8 +39,13 @@ pub(crate) async fn watch(connection: Rc<Connection>, patience: Duration) -> Ver
         // Beyond the time-out the device or the peer is given up: the process ends anyway.
         let _ = time::timeout(DRAIN_TIMEOUT, done).await;
     }
-    connection.stream.shutdown();
-    verdict.unwrap_or(Verdict::Drained)
+    let verdict = verdict.unwrap_or(Verdict::Drained);
+    match verdict {
+        // What it does not take shall not wait for it in the kernel either.
+        Verdict::Stalled => connection.stream.abort(),
+        Verdict::Replaced | Verdict::Drained => connection.stream.shutdown(),
+    }
+    verdict
 }
 
 /// Returns when the peer was waited for, all the time and in vain, for as long as `patience`.

@@ -45,6 +45,8 @@ pub(super) struct Association {
     place: Arc<Place>,
     gate: Rc<Gate>,
     state: Cell<State>,
+    /// The connection has carried a command to its end.
+    served: Cell<bool>,
     queues: RefCell<Vec<Rc<Queue>>>,
     admin: RefCell<Option<Rc<Admin>>>,
     /// Where the search for a queue begins.
@@ -59,6 +61,7 @@ impl Association {
             place,
             gate: Rc::default(),
             state: Cell::new(State::Waiting),
+            served: Cell::new(false),
             queues: RefCell::default(),
             admin: RefCell::default(),
             turn: Cell::new(0),
@@ -107,11 +110,12 @@ impl Association {
         self.enter(State::Live);
     }
 
-    /// Calls wait.
-    pub(super) fn down(&self) {
+    /// Calls wait. True when one was answered since [`Association::up`].
+    pub(super) fn down(&self) -> bool {
         self.enter(State::Waiting);
         self.queues.borrow_mut().clear();
         *self.admin.borrow_mut() = None;
+        self.served.replace(false)
     }
 
     /// Sends a command and waits until the target has answered it, whatever happens to
@@ -135,6 +139,7 @@ impl Association {
             data = back;
             match outcome {
                 Outcome::Completed(cqe) if !is_transient(cqe.status()) => {
+                    self.served.set(true);
                     return Ok((cqe.status(), data));
                 }
                 Outcome::Completed(_) => {

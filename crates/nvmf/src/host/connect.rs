@@ -3,7 +3,7 @@
 //! Each step is a command of the admin queue; all of them together are bounded by the caller's
 //! time-out. What the controller says of itself is judged in `shape`.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use flagstone_nvme::command::admin::Identify;
@@ -70,11 +70,23 @@ fn random_uuid() -> [u8; 16] {
 #[derive(Default)]
 pub(super) struct End {
     why: RefCell<Option<HostError>>,
+    begun: Cell<bool>,
     rung: sync::Notify,
 }
 
 impl End {
+    /// Nothing more is sent on any queue of the association.
+    pub(super) fn begin(&self) {
+        self.begun.set(true);
+    }
+
+    #[inline]
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.get()
+    }
+
     pub(super) fn set(&self, error: HostError) {
+        self.begin();
         self.why.borrow_mut().get_or_insert(error);
         self.rung.notify();
     }
@@ -118,6 +130,9 @@ async fn ask(
 ) -> Result<(Cqe, Data), HostError> {
     match queue.run(&command, data).await {
         (Outcome::Completed(cqe), data) if cqe.status().is_success() => Ok((cqe, data)),
+        (Outcome::Completed(cqe), _) if command.fabrics_type().is_some() => {
+            Err(HostError::FabricsRefused { what, status: cqe.status() })
+        }
         (Outcome::Completed(cqe), _) => Err(HostError::Refused { what, status: cqe.status() }),
         (Outcome::Lost, _) => Err(HostError::Closed),
     }
@@ -131,8 +146,8 @@ async fn connect_queue(
     (qid, entries, controller_id): (u16, u16, u16),
 ) -> Result<(Rc<Queue>, ConnectResult), HostError> {
     let connection = initialize(&place.address, place.options.digests).await?;
-    let told = end.clone();
-    let queue = Queue::start(connection, entries - 1, gate.clone(), move |error| told.set(error));
+    let patience = place.options.end_patience();
+    let queue = Queue::start(connection, entries - 1, gate.clone(), end.clone(), patience);
     let guard = CloseOnDrop(Some(queue.clone()));
     // Queues but the admin queue have no keep alive time-out of their own.
     let keep_alive_ms = if qid == 0 { place.options.keep_alive.as_millis() as u32 } else { 0 };

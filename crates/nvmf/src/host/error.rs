@@ -40,6 +40,14 @@ pub enum HostError {
         /// Its answer.
         status: Status,
     },
+    /// The target refused a fabrics command: Connect, or a property.
+    #[error("the target refused {what}: {}", fabrics_words(*status))]
+    FabricsRefused {
+        /// What was asked.
+        what: &'static str,
+        /// Its answer.
+        status: Status,
+    },
     /// The target described itself in a way that cannot be.
     #[error("the target describes itself in a way that cannot be: {0}")]
     Nonsense(&'static str),
@@ -55,6 +63,15 @@ pub enum HostError {
     /// The namespace is not the one that was connected first, or can less.
     #[error("the namespace is not what it was when it was first connected: {0}")]
     Changed(&'static str),
+}
+
+/// A status of a fabrics command, by the name that it has there: Connect's codes are other things
+/// to I/O commands.
+fn fabrics_words(status: Status) -> String {
+    match status.fabrics_name() {
+        Some(name) => format!("{name} ({:x}h/{:02x}h)", status.sct(), status.sc()),
+        None => status.to_string(),
+    }
 }
 
 impl From<RxError> for HostError {

@@ -57,6 +57,14 @@ impl Link {
         &self.queues.0
     }
 
+    /// Ends it, and gives its queues: each is over when the target has ended it too.
+    pub(super) fn end(self) -> Vec<Rc<Queue>> {
+        let mut queues = self.queues.0.clone();
+        queues.push(self.admin.queue.clone());
+        queues.iter().for_each(|queue| queue.close());
+        queues
+    }
+
     /// Its controller.
     pub(super) fn admin(&self) -> Rc<Admin> {
         self.admin.clone()

@@ -17,8 +17,11 @@
 //!   order, so sending one twice is safe as long as the first copy cannot take effect later than a
 //!   call that the caller made after the completion. The target's part of that: it awaits the
 //!   commands of a connection that has ended, and the host's next controller is ready only then
-//!   (Flagstone's target does; with others the risk is that of every NVMe over Fabrics host). What
-//!   remains is a target that has not seen yet that a connection has ended.
+//!   (Flagstone's target does; with others the risk is that of every NVMe over Fabrics host). Ours:
+//!   a connection that breaks is ended in the sending direction alone, and the next one is made when
+//!   the target has ended its side, so that nothing of the old one is unread any more. That is
+//!   waited for as long as a target that hears nothing takes to give its host up (the keep alive
+//!   time-out, 30 s at most); what remains are targets that are silent for longer, and read on.
 //! - A namespace that is another after a reconnect, smaller, or able to do less, is not used: calls
 //!   fail, until it is what it was.
 //! - A completed write that was not flushed may be lost when the target's machine fails, as with a

@@ -6,7 +6,7 @@ use flagstone_nvme::Nqn;
 use flagstone_nvme::pdu::Digests;
 
 use super::HostError;
-use crate::limits::{HOST_QUEUE_DEPTH_MAX, HOST_QUEUES_MAX};
+use crate::limits::{HOST_END_MARGIN, HOST_END_TIMEOUT_MAX, HOST_QUEUE_DEPTH_MAX, HOST_QUEUES_MAX};
 
 /// See each field. The default suits a local network.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +58,15 @@ impl HostOptions {
             return Err(HostError::Options("a time-out must not be zero"));
         }
         Ok(())
+    }
+
+    /// How long the target may take to end a connection that we ended: as long as a target takes to
+    /// give us up, and a little more for its clock, within bounds.
+    pub(super) fn end_patience(&self) -> Duration {
+        match self.keep_alive {
+            Duration::ZERO => HOST_END_TIMEOUT_MAX,
+            keep_alive => (keep_alive + HOST_END_MARGIN).min(HOST_END_TIMEOUT_MAX),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use flagstone_nvme::digest::wire_digest;
 use flagstone_nvme::pdu::{Encoder, Fatal, R2tHeader, Receiver, Rules, encode_term_req};
@@ -12,10 +13,11 @@ use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::wire::U16;
 use flagstone_nvme::{Cqe, Sqe};
 use flagstone_runtime::net::Stream;
-use flagstone_runtime::{Buf, spawn_detached, sync, time};
+use flagstone_runtime::{Buf, spawn, spawn_detached, sync, time};
 
 use super::HostError;
 use super::command::{Data, Outcome, Slots};
+use super::connect::End;
 use super::gate::Gate;
 use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT};
 use crate::stream::rx::Rx;
@@ -49,17 +51,23 @@ pub(super) struct Queue {
     tick: Cell<u32>,
     /// Told of each slot that comes free.
     gate: Rc<Gate>,
+    /// Of the whole link: with one of its queues all end.
+    end: Rc<End>,
     broken: Cell<bool>,
+    /// The target's end of the connection has come, or was waited for in vain.
+    over: Cell<bool>,
+    rung: sync::Notify,
 }
 
 impl Queue {
-    /// A queue of `depth` commands over `connection`, with its tasks. `on_end` is told once, when
-    /// the connection breaks, and why.
+    /// A queue of `depth` commands over `connection`, with its tasks. `end` is told when the
+    /// connection breaks, and why; the target may then take `patience` to end its side.
     pub(super) fn start(
         connection: Connection,
         depth: u16,
         gate: Rc<Gate>,
-        on_end: impl FnOnce(HostError) + 'static,
+        end: Rc<End>,
+        patience: Duration,
     ) -> Rc<Queue> {
         let Connection { stream, mut rx, agreement } = connection;
         let queue = Rc::new(Queue {
@@ -70,24 +78,54 @@ impl Queue {
             in_capsule_bytes: Cell::new(flagstone_nvme::limits::ADMIN_IN_CAPSULE_BYTES),
             tick: Cell::new(0),
             gate,
+            end,
             broken: Cell::new(false),
+            over: Cell::new(false),
+            rung: sync::Notify::new(),
         });
         let sender = queue.clone();
         spawn_detached(async move {
-            if sender.tx.run().await.is_err() {
+            // Of a broken queue it is we who ended the sending; the target's end is still to come.
+            if sender.tx.run().await.is_err() && !sender.broken.get() {
                 sender.stream.shutdown();
             }
         });
+        let guarded = queue.clone();
+        let guard = spawn(async move { guarded.bound_end(patience).await }).abort_on_drop();
         let receiver = queue.clone();
         spawn_detached(async move {
             let error = receiver.read(&mut rx).await;
             if matches!(error, HostError::Protocol(_)) {
                 receiver.see_off(&mut rx).await;
             }
+            receiver.end.set(error);
             receiver.close();
-            on_end(error);
+            // When the target ends its side it has read all that was sent, and has no command of
+            // this connection left.
+            rx.until_closed().await;
+            receiver.stream.shutdown();
+            drop(guard);
+            receiver.over.set(true);
+            receiver.rung.notify();
         });
         queue
+    }
+
+    /// Gives up a target that does not end its side of a closed queue, with what is unsent.
+    async fn bound_end(&self, patience: Duration) {
+        self.rung.wait_for(|| self.broken.get().then_some(())).await;
+        time::sleep(patience).await;
+        tracing::debug!("the target does not end a connection that we ended");
+        self.stream.abort();
+    }
+
+    /// Waits until the target has ended a queue that was closed: bounded in time.
+    pub(super) async fn over(&self) {
+        self.rung.wait_for(|| self.over.get().then_some(())).await;
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.get()
     }
 
     pub(super) fn rules(&self) -> &Rules {
@@ -99,13 +137,18 @@ impl Queue {
         self.in_capsule_bytes.set(bytes);
     }
 
-    /// Breaks the queue: all commands end as lost.
+    /// Breaks the queue, and with it the link: all commands end as lost. What was sent may still
+    /// reach the target, which is told that no more comes.
     pub(super) fn close(&self) {
         if self.broken.replace(true) {
             return;
         }
+        // Before callers hear of it: they must not send again over another queue what the target
+        // may have yet to read from this one.
+        self.end.begin();
         self.tx.close();
-        self.stream.shutdown();
+        self.stream.shutdown_sending();
+        self.rung.notify();
         self.slots.borrow_mut().lose_all();
     }
 
@@ -166,7 +209,7 @@ impl Queue {
         data: &mut Data,
         timed: bool,
     ) -> Option<Ended> {
-        if self.broken.get() {
+        if self.end.has_begun() {
             return None;
         }
         let bytes = data.bytes();

@@ -84,6 +84,10 @@ impl Queue {
             if let Err(error) = went_on {
                 return error;
             }
+            if self.is_broken() {
+                // Nobody waits for what comes now.
+                return HostError::Closed;
+            }
         }
     }
 

@@ -14,6 +14,7 @@ use super::association::Association;
 use super::connect::Place;
 use super::gate::Gate;
 use super::link::Link;
+use super::queue::Queue;
 use super::shape::Shape;
 
 /// See the module.
@@ -38,23 +39,24 @@ impl Supervisor {
 
     /// Until the association is gone; `first` is the first connection, if it is made already.
     pub(super) async fn run(mut self, mut first: Option<Link>) {
+        let mut old = Vec::new();
         loop {
             let link = match first.take() {
                 Some(link) => link,
-                None => self.reconnect().await,
+                None => self.reconnect(std::mem::take(&mut old)).await,
             };
-            let begin = time::now();
             if !self.tell(|association| association.up(&link)) {
                 return;
             }
             let why = link.tend(self.place.options.command_timeout).await;
             tracing::warn!(address = %self.place.address, "association lost: {why}");
-            if !self.tell(Association::down) {
+            let mut served = false;
+            if !self.tell(|association| served = association.down()) {
                 return;
             }
-            drop(link);
-            // A connection that breaks as soon as it is made is no reason to hurry.
-            if begin.elapsed() >= self.place.options.reconnect_delay_max {
+            old = link.end();
+            // A connection that breaks before it was of use is no reason to hurry.
+            if served {
                 self.pause = Duration::ZERO;
             }
         }
@@ -65,7 +67,9 @@ impl Supervisor {
         self.association.upgrade().map(|association| what(&association)).is_some()
     }
 
-    async fn reconnect(&mut self) -> Link {
+    /// Connects anew when the target has ended what was before: it may have commands there that it
+    /// has not read yet, which must not take effect after those that follow.
+    async fn reconnect(&mut self, old: Vec<Rc<Queue>>) -> Link {
         let association = self.association.clone();
         let give_up = move || {
             if let Some(association) = association.upgrade() {
@@ -73,7 +77,14 @@ impl Supervisor {
             }
         };
         let patience = self.place.options.loss_timeout;
-        with_alarm(patience, give_up, self.attempts()).await
+        let attempts = async {
+            for queue in &old {
+                queue.over().await;
+            }
+            drop(old);
+            self.attempts().await
+        };
+        with_alarm(patience, give_up, attempts).await
     }
 
     /// Tries until it is connected.

@@ -216,7 +216,7 @@ impl Target {
     }
 
     /// Stops serving a namespace and tells the hosts that are connected. Commands that have begun
-    /// end as they would have; the device is free when the last of them has.
+    /// end as they would have; the device is free when the last of them has, and within a second.
     ///
     /// # Errors
     /// [`TargetError::NoSubsystem`], [`TargetError::NoNamespace`].

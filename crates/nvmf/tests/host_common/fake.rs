@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 use flagstone_nvme::command::admin::GetLogPage;
 use flagstone_nvme::command::fabrics::{ConnectCommand, PropertyCommand};
@@ -24,7 +25,7 @@ use flagstone_nvme::{AdminOpcode, Cqe, FabricsType, IoOpcode, Sqe, Status};
 use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::net::{Address, Listener, Stream};
 use flagstone_runtime::task::AbortOnDrop;
-use flagstone_runtime::{buf, spawn, spawn_detached};
+use flagstone_runtime::{buf, spawn, spawn_detached, time};
 
 use super::any_port;
 
@@ -103,6 +104,10 @@ pub struct State {
     /// I/O commands received.
     pub commands: Cell<usize>,
     pub connections: Cell<usize>,
+    /// Connections that the host has ended and the fake has not.
+    pub half_closed: Cell<usize>,
+    /// The fake does not end connections that the host has ended.
+    pub lingers: Cell<bool>,
     /// Lengths of what was sent, PDU by PDU.
     pub sent: RefCell<Vec<usize>>,
     /// Bytes that are still sent before connections are cut.
@@ -127,6 +132,8 @@ impl Fake {
             told: RefCell::default(),
             commands: Cell::new(0),
             connections: Cell::new(0),
+            half_closed: Cell::new(0),
+            lingers: Cell::new(false),
             sent: RefCell::default(),
             cut_after: Cell::new(usize::MAX),
             silent_after: Cell::new(usize::MAX),
@@ -140,6 +147,12 @@ impl Fake {
                 let mut peer = Peer::new(shared.clone());
                 spawn_detached(async move {
                     peer.serve(&stream).await;
+                    let half_closed = &peer.state.half_closed;
+                    half_closed.set(half_closed.get() + 1);
+                    while peer.state.lingers.get() {
+                        time::sleep(Duration::from_millis(1)).await;
+                    }
+                    half_closed.set(half_closed.get() - 1);
                     stream.shutdown();
                 });
             }

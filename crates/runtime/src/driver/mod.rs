@@ -9,7 +9,7 @@ use std::io;
 use std::path::Path;
 
 use crate::fs::{FileInfo, OpenOptions};
-use crate::net::{Address, Direction};
+use crate::net::{Address, Direction, KeepAlive};
 use crate::op::{Op, OpId, Ops};
 
 /// How long a driver may wait for completions.
@@ -59,8 +59,13 @@ pub(crate) trait Driver {
         let _ = raw;
         None
     }
-    /// Shuts a connection down: pending receives end, and of both directions the peer sees the end.
+    /// Shuts a direction of a connection down, or both: what is pending in it ends, and of sending
+    /// the peer sees the end.
     fn shutdown(&mut self, raw: i32, direction: Direction);
+    /// Shuts both directions down and has the close that follows drop what is unsent.
+    fn abort(&mut self, raw: i32);
+    /// Has a TCP connection's peer asked from time to time whether it is there.
+    fn set_keep_alive(&mut self, raw: i32, keep_alive: KeepAlive) -> io::Result<()>;
     /// A name for people: `io_uring`, `threads` or `simulation`.
     fn name(&self) -> &'static str;
 }

@@ -4,12 +4,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
 
 use crate::fs::{FileInfo, OpenOptions};
-use crate::net::{Address, Direction, RawAddress};
+use crate::net::{Address, Direction, KeepAlive, RawAddress};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -229,9 +229,30 @@ pub(crate) fn local(raw: RawFd) -> Option<std::net::SocketAddr> {
 pub(crate) fn shutdown(raw: RawFd, direction: Direction) {
     let how = match direction {
         Direction::Receive => Shutdown::Read,
+        Direction::Send => Shutdown::Write,
         Direction::Both => Shutdown::Both,
     };
     let _ = rustix::net::shutdown(borrow(raw), how);
+}
+
+/// Ends both directions; the close of the descriptor drops what is unsent and resets the peer.
+pub(crate) fn abort(raw: RawFd) {
+    // Without it the close is an ordinary one: late, and no worse.
+    let _ = sockopt::set_socket_linger(borrow(raw), Some(Duration::ZERO));
+    shutdown(raw, Direction::Both);
+}
+
+/// Has the kernel probe an idle TCP peer. Other sockets have no such thing: their peer's end is
+/// seen at once.
+pub(crate) fn set_keep_alive(raw: RawFd, keep_alive: KeepAlive) -> io::Result<()> {
+    let socket = borrow(raw);
+    if sockopt::socket_domain(socket)? == AddressFamily::UNIX {
+        return Ok(());
+    }
+    sockopt::set_tcp_keepidle(socket, Duration::from_secs(keep_alive.idle_s.into()))?;
+    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(keep_alive.interval_s.into()))?;
+    sockopt::set_tcp_keepcnt(socket, keep_alive.probes.into())?;
+    Ok(sockopt::set_socket_keepalive(socket, true)?)
 }
 
 /// `fallocate` mode bits of a punch.

@@ -15,7 +15,7 @@ use super::{Driver, Wait, os};
 use crate::executor::Shared;
 use crate::fs::{FileInfo, OpenOptions};
 use crate::limits::FILE_WORKERS;
-use crate::net::{Address, Direction};
+use crate::net::{Address, Direction, KeepAlive};
 use crate::op::{Op, OpId, Ops, PunchMode};
 
 /// A socket operation that waits for readiness.
@@ -194,6 +194,8 @@ impl Driver for Threads {
         self.end_cancelled(ops, garbage);
         let mut progress = self.attempt_fresh(ops, garbage);
         progress |= self.workers.reap(ops, garbage);
+        // What ended has buffers and descriptors, which go when this returns: not after a sleep.
+        progress |= !garbage.is_empty();
         let timeout = match wait {
             Wait::No => Some(0),
             Wait::Until(_) if progress => Some(0),
@@ -230,6 +232,14 @@ impl Driver for Threads {
 
     fn shutdown(&mut self, raw: i32, direction: Direction) {
         os::shutdown(raw, direction);
+    }
+
+    fn abort(&mut self, raw: i32) {
+        os::abort(raw);
+    }
+
+    fn set_keep_alive(&mut self, raw: i32, keep_alive: KeepAlive) -> io::Result<()> {
+        os::set_keep_alive(raw, keep_alive)
     }
 
     fn name(&self) -> &'static str {

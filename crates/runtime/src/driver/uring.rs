@@ -15,7 +15,7 @@ use super::{Driver, Wait, os};
 use crate::executor::Shared;
 use crate::fs::{FileInfo, OpenOptions};
 use crate::limits::{RING_COMPLETIONS, RING_ENTRIES};
-use crate::net::{Address, Direction};
+use crate::net::{Address, Direction, KeepAlive};
 use crate::op::{Op, OpId, Ops};
 
 const ENTER_GETEVENTS: u32 = 1;
@@ -328,6 +328,14 @@ impl Driver for Uring {
 
     fn shutdown(&mut self, raw: i32, direction: Direction) {
         os::shutdown(raw, direction);
+    }
+
+    fn abort(&mut self, raw: i32) {
+        os::abort(raw);
+    }
+
+    fn set_keep_alive(&mut self, raw: i32, keep_alive: KeepAlive) -> io::Result<()> {
+        os::set_keep_alive(raw, keep_alive)
     }
 
     fn name(&self) -> &'static str {

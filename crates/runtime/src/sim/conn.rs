@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::net::KeepAlive;
 use crate::op::OpId;
 
 /// What travels in a pipe, in order.
@@ -89,6 +90,12 @@ pub(crate) struct End {
     pub(crate) deaf: bool,
     /// Both directions were shut down by its program: receives end, sends fail, data that comes is answered by a reset.
     pub(crate) shut: bool,
+    /// It was given up: its close resets the peer.
+    pub(crate) aborted: bool,
+    /// How its peer is watched.
+    pub(crate) keep_alive: Option<KeepAlive>,
+    /// The peer would not answer since then; only kept where the peer is watched.
+    pub(crate) silent_since: Option<u64>,
     /// Its end of stream is on the way or gone.
     pub(crate) finished: bool,
     /// Why everything fails on it.
@@ -105,6 +112,9 @@ impl End {
             peer,
             deaf: false,
             shut: false,
+            aborted: false,
+            keep_alive: None,
+            silent_since: None,
             finished: false,
             failed: None,
             receiving: VecDeque::new(),

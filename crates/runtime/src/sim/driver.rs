@@ -12,7 +12,7 @@ use super::state::{Entry, State, Work, errno};
 use crate::driver::{Driver, Wait};
 use crate::executor::Shared;
 use crate::fs::{FileInfo, OpenOptions};
-use crate::net::{Address, Direction};
+use crate::net::{Address, Direction, KeepAlive};
 use crate::op::{Op, OpId, Ops};
 
 /// Simulated clocks of the wall begin here: 2025-01-01, in nanoseconds since the Unix epoch.
@@ -102,6 +102,14 @@ impl Driver for SimDriver {
 
     fn shutdown(&mut self, raw: i32, direction: Direction) {
         self.state.borrow_mut().shutdown(raw, direction);
+    }
+
+    fn abort(&mut self, raw: i32) {
+        self.state.borrow_mut().abort(raw);
+    }
+
+    fn set_keep_alive(&mut self, raw: i32, keep_alive: KeepAlive) -> io::Result<()> {
+        self.state.borrow_mut().set_keep_alive(raw, keep_alive)
     }
 
     fn name(&self) -> &'static str {

@@ -31,7 +31,8 @@ impl State {
                     .conns
                     .get(&number)
                     .is_some_and(|conn| !conn.pipes[1 - end].arrived.is_empty());
-                self.abandon(number, end, unread, ops);
+                let aborted = self.conns.get(&number).is_some_and(|conn| conn.ends[end].aborted);
+                self.abandon(number, end, unread || aborted, ops);
             }
             Entry::Socket(None) => {}
         }
@@ -63,8 +64,8 @@ impl State {
         }
     }
 
-    /// The receiving direction ends, or both do, by the program's wish. What has arrived can be
-    /// read first; what comes later is taken, or answered by a reset when both directions ended.
+    /// A direction ends, or both do, by the program's wish. What has arrived can be read first; what
+    /// comes later is taken, or answered by a reset when both directions ended.
     pub(crate) fn shutdown(&mut self, raw: i32, direction: Direction) {
         let Some((number, end)) = self.conn_of(raw) else { return };
         let Some(conn) = self.conns.get_mut(&number) else { return };
@@ -73,13 +74,22 @@ impl State {
         if own.failed.is_some() || own.shut {
             return;
         }
-        own.deaf = true;
+        own.deaf |= direction != Direction::Send;
         own.shut = direction == Direction::Both;
         self.note(from, "shutdown", [number, end as u64]);
-        if direction == Direction::Both {
+        if direction != Direction::Receive {
             self.finish_stream(number, end);
         }
         self.schedule(self.now(), Event::Wake(number, end));
+    }
+
+    /// Both directions end by the program's wish, and the close will reset the peer.
+    pub(crate) fn abort(&mut self, raw: i32) {
+        self.shutdown(raw, Direction::Both);
+        let Some((number, end)) = self.conn_of(raw) else { return };
+        if let Some(conn) = self.conns.get_mut(&number) {
+            conn.ends[end].aborted = true;
+        }
     }
 
     pub(crate) fn reset_arrives(&mut self, number: u64, end: usize, ops: &mut Ops) {

@@ -42,6 +42,7 @@ mod disk;
 mod driver;
 mod endings;
 mod files;
+mod keep_alive;
 mod rng;
 mod state;
 mod store;

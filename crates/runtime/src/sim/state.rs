@@ -112,6 +112,8 @@ pub(crate) enum Event {
     Wake(u64, usize),
     /// Undeliverable data in this direction has been sent again for long enough.
     GiveUp(u64, usize),
+    /// The peer of this end of a connection has answered no keep alive since a point of time.
+    Unanswered(u64, usize, u64),
 }
 
 /// See the module's head.
@@ -334,6 +336,7 @@ impl State {
             Event::Reset(conn, end) => self.reset_arrives(conn, end, ops),
             Event::Wake(conn, end) => self.wake_end(conn, end, ops),
             Event::GiveUp(conn, direction) => self.give_up(conn, direction, ops),
+            Event::Unanswered(conn, end, since) => self.unanswered(conn, end, since, ops),
         }
     }
 
@@ -384,6 +387,8 @@ impl State {
         self.closing = true;
         let ids: Vec<OpId> = self.pending.keys().copied().collect();
         for id in ids {
+            // What destructors do to its connection must not end it a second time.
+            self.forget_waiting(id);
             self.finish(id, Err(errno(libc::ECANCELED)));
         }
         self.events.clear();

@@ -223,6 +223,7 @@ impl World {
         let in_flight = state.end_operations_of(node.0);
         state.drop_handles_of(node.0, power == Power::Off);
         state.settle_disks(node.0, in_flight, power == Power::Off);
+        state.probe_all();
     }
 
     /// Starts a stopped node: its disks are as they were left, it has no tasks.
@@ -236,6 +237,7 @@ impl World {
         own.power = Power::Up;
         state.note(node.0, "restart", [0, 0]);
         state.retry_blocked();
+        state.probe_all();
     }
 }
 
@@ -315,6 +317,7 @@ impl World {
         let mut state = self.state.borrow_mut();
         state.note(from.0, "partition", [u64::from(to.0), 0]);
         state.blocked.insert((from.0, to.0));
+        state.probe_all();
     }
 
     /// Cuts a node off from all others.
@@ -332,6 +335,7 @@ impl World {
         state.blocked.remove(&(a.0, b.0));
         state.blocked.remove(&(b.0, a.0));
         state.retry_blocked();
+        state.probe_all();
     }
 
     /// Mends the whole network.
@@ -340,6 +344,7 @@ impl World {
         state.note(0, "heal all", [0, 0]);
         state.blocked.clear();
         state.retry_blocked();
+        state.probe_all();
     }
 
     /// Resets every connection between two nodes, as a box between them might.

@@ -9,16 +9,19 @@
 //!   command in flight;
 //! - at most as many commands as the queue has entries, and at most
 //!   [`TargetConfig::connection_payload_bytes`](super::TargetConfig) of payload, are in hand: beyond it nothing is received;
-//! - a peer that sends or takes nothing in the midst of something is given up on.
+//! - a peer that sends or takes nothing in the midst of something is given up on; time that a device
+//!   or memory of ours takes is not held against it;
+//! - a namespace that is taken away is let go within [`WATCHDOG_PERIOD`], idle or not.
 //!
-//! `receive` parses, `fast` carries out what is plain, `grant` asks for data, `io` and `admin` carry out, `respond` answers.
+//! `receive` parses, `fast` carries out what is plain, `waiting` has commands wait for memory and asks
+//! for data, `io` and `admin` carry out, `respond` answers.
 
 mod admin;
 mod fast;
-mod grant;
 mod receive;
 mod respond;
 mod transfer;
+mod waiting;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -26,17 +29,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flagstone_nvme::Status;
 use flagstone_nvme::pdu::{Digests, Encoder, Fatal, Receiver, encode_term_req};
-use flagstone_nvme::{Sqe, Status};
+use flagstone_runtime::buf::Reserve;
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::task::AbortOnDrop;
-use flagstone_runtime::{spawn, sync, time};
+use flagstone_runtime::{spawn, sync, task, time};
 
 use super::{Connected, Controller, Namespace, NamespaceTable, Queue, Target};
-use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT, WATCHDOG_PERIOD};
+use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 use crate::stream::rx::{Rx, RxError};
 use crate::stream::tx::Tx;
 use transfer::Transfers;
+use waiting::Waiting;
 
 /// What the tasks of a connection share. They all live on one core.
 pub(crate) struct Connection {
@@ -52,16 +57,33 @@ pub(crate) struct Connection {
     payload_bytes: Cell<usize>,
     /// Of those, what is being transferred with R2T: it falls by receiving alone.
     transfer_bytes: Cell<usize>,
-    /// Commands in hand whose data is to be asked for when there is room, and how many bytes.
-    ungranted: RefCell<VecDeque<(Sqe, usize)>>,
+    /// Commands in hand without memory.
+    waiting: RefCell<VecDeque<Waiting>>,
+    /// Memory that the receiver can go on with, while data is asked for.
+    reserve: Reserve,
+    /// Longest data in a capsule, in bytes; 0 before Connect.
+    in_capsule_bytes: Cell<u32>,
+    /// Beyond so many bytes that wait to be taken by the host nothing is received.
+    queued_bytes_max: Cell<usize>,
     /// Nothing more is received: nothing more is asked for.
     ended: Cell<bool>,
     /// Rung when what is in hand falls, and when a send has ended.
     room: Rc<sync::Notify>,
     /// PDUs received: what the watchdog looks at.
     received: Cell<u64>,
-    /// The peer owes us the rest of something.
-    mid_pdu: Cell<bool>,
+    /// What we wait for the peer to send.
+    awaits: Cell<Awaits>,
+}
+
+/// What a connection receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaits {
+    /// Nothing: it waits for room, memory or a device of ours, whatever the peer sends.
+    Nothing,
+    /// The next PDU, which need not come.
+    NextPdu,
+    /// The rest of one, which must.
+    RestOfPdu,
 }
 
 /// What Connect made of the connection. Dropping it gives the queue back to its controller.
@@ -97,6 +119,8 @@ pub(crate) enum End {
 
 /// Serves one accepted connection on this core until it ends.
 pub async fn serve(target: Arc<Target>, stream: Stream) {
+    // Layers that are fair are fair to connections.
+    task::begin_flow();
     let peer = stream.peer();
     let connection = Rc::new(Connection::new(target, stream.clone()));
     let sender = {
@@ -136,11 +160,14 @@ impl Connection {
             outstanding: Cell::new(0),
             payload_bytes: Cell::new(0),
             transfer_bytes: Cell::new(0),
-            ungranted: RefCell::default(),
+            waiting: RefCell::default(),
+            reserve: Reserve::new(room.clone()),
+            in_capsule_bytes: Cell::new(0),
+            queued_bytes_max: Cell::new(TX_ADMIN_BYTES),
             ended: Cell::new(false),
             room,
             received: Cell::new(0),
-            mid_pdu: Cell::new(false),
+            awaits: Cell::new(Awaits::Nothing),
         }
     }
 
@@ -167,7 +194,7 @@ impl Connection {
 
     /// Ends in order: commands in hand are awaited, their responses sent if the peer takes them.
     async fn finish(&self, rx: &mut Rx, end: End) {
-        self.give_up_transfers();
+        self.give_up_waiting();
         if let End::Violation { fatal, offending } = &end {
             self.tx.header(HEADER_BYTES_MAX, |out| {
                 encode_term_req(out, Receiver::Controller, *fatal, offending)
@@ -185,9 +212,12 @@ impl Connection {
                     rx.skip(rx.available());
                 }
             };
-            let _ = time::timeout(TERMINATE_TIMEOUT, drained).await;
+            let closed = time::timeout(TERMINATE_TIMEOUT, drained).await;
             self.tx.close();
-            self.stream.shutdown();
+            match closed {
+                Ok(()) => self.stream.shutdown(),
+                Err(_) => self.stream.abort(),
+            }
         }
     }
 
@@ -197,7 +227,23 @@ impl Connection {
         drop(session);
     }
 
-    /// Closes the connection of a peer that makes no progress where it owes some.
+    /// True while it is the peer on whom the connection waits: it takes nothing of what is sent, or
+    /// it is listened to and does not send what it must.
+    fn peer_owes(&self) -> bool {
+        let receives = match self.awaits.get() {
+            // More commands than the queue has entries: the data of others is behind them.
+            Awaits::Nothing => {
+                let entries = self.with_controller(|_, queue| queue.entries).unwrap_or(1);
+                self.outstanding.get() >= u32::from(entries) && !self.transfers.borrow().is_empty()
+            }
+            Awaits::NextPdu => !self.transfers.borrow().is_empty(),
+            Awaits::RestOfPdu => true,
+        };
+        receives || self.tx.is_busy()
+    }
+
+    /// Closes the connection of a peer that makes no progress where it owes some, and gives up
+    /// namespaces that are not served any more.
     async fn watch(&self) {
         let patience = self.target.config().slow_peer_timeout;
         let handshake = self.target.config().handshake_timeout;
@@ -209,18 +255,29 @@ impl Connection {
             time::sleep(period).await;
             age += period;
             let connected = self.session.borrow().is_some();
-            let owes =
-                self.tx.is_busy() || self.mid_pdu.get() || !self.transfers.borrow().is_empty();
+            self.refresh();
             let now = (self.tx.sent_bytes(), self.received.get());
-            stuck = if owes && now == before { stuck + period } else { Duration::ZERO };
+            stuck = if self.peer_owes() && now == before { stuck + period } else { Duration::ZERO };
             before = now;
             if stuck >= patience || (!connected && age >= handshake) {
                 let peer = self.stream.peer();
                 tracing::warn!(%peer, "closing: the host makes no progress");
                 self.tx.close();
-                self.stream.shutdown();
+                // What it does not take shall not wait for it in the kernel either.
+                self.stream.abort();
                 return;
             }
+        }
+    }
+
+    /// Takes the namespaces as they are now: an idle connection would keep devices open that have
+    /// been taken away.
+    fn refresh(&self) {
+        let mut session = self.session.borrow_mut();
+        let Some(session) = session.as_mut() else { return };
+        let controller = &session.connected.controller;
+        if session.table.generation() != controller.generation() {
+            session.table = controller.snapshot();
         }
     }
 

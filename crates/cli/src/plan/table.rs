@@ -1,0 +1,93 @@
+//! `flagstone plan table`.
+
+use std::fmt::Write as _;
+
+use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::table::{Cell, Table};
+use serde::Serialize;
+
+use super::args::TableArgs;
+use super::paint::Paint;
+use super::predict::{contradictions, list};
+use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use crate::exit::Exit;
+use crate::output::print;
+
+/// Runs the command.
+pub(super) fn run(args: &TableArgs) -> Exit {
+    let catalogue = match args.catalogue.open() {
+        Ok(catalogue) => catalogue,
+        Err(error) => return usage(&error),
+    };
+    match catalogue.tables(args.kind.as_deref()) {
+        Ok(tables) if args.json => json(&Report {
+            schema_version: SCHEMA_VERSION,
+            catalogue: (&catalogue).into(),
+            not_known: &catalogue.not_known,
+            tables: &tables,
+        }),
+        Ok(tables) => print(&text(&catalogue, &tables, Paint::stdout()), Exit::Success),
+        Err(error) => usage(&error.to_string()),
+    }
+}
+
+/// The report of `--json`, documented in `docs/plan-json.md`.
+#[derive(Serialize)]
+struct Report<'a> {
+    schema_version: u32,
+    catalogue: CatalogueHead<'a>,
+    not_known: &'a [String],
+    tables: &'a [Table],
+}
+
+fn text(catalogue: &Catalogue, tables: &[Table], paint: Paint) -> String {
+    let mut out = head(catalogue);
+    for table in tables {
+        one(table, paint, &mut out);
+    }
+    list("not known", &catalogue.not_known, paint, &mut out);
+    out
+}
+
+/// A cell as it is shown: with the inconsistency that it is about.
+fn shown(cell: &Cell) -> String {
+    match &cell.inconsistency {
+        Some(id) => format!("{} ({id})", cell.text),
+        None => cell.text.clone(),
+    }
+}
+
+fn one(table: &Table, paint: Paint, out: &mut String) {
+    let _ = writeln!(out, "\n{}", paint.bold(&table.title));
+    let rows: Vec<Vec<String>> =
+        table.rows.iter().map(|row| row.iter().map(shown).collect()).collect();
+    let widths: Vec<usize> = (0..table.columns.len())
+        .map(|column| {
+            let cells = rows.iter().map(|row| row[column].chars().count());
+            cells.chain([table.columns[column].chars().count()]).max().unwrap_or(0)
+        })
+        .collect();
+    let line = |cells: &[String]| {
+        let padded = cells.iter().zip(&widths).enumerate().map(|(index, (cell, width))| {
+            // The first column names the row; numbers stand under each other.
+            if index == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        });
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    let _ = writeln!(out, "  {}", line(&table.columns));
+    let rule: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
+    let _ = writeln!(out, "  {}", paint.dim(&line(&rule)));
+    for row in &rows {
+        let _ = writeln!(out, "  {}", line(row));
+    }
+    for note in &table.footnotes {
+        let _ = writeln!(out, "  {note}");
+    }
+    let sources: Vec<_> = table
+        .sources
+        .iter()
+        .map(|source| format!("{} ({}, confidence {})", source.key, source.date, source.confidence))
+        .collect();
+    let _ = writeln!(out, "  {}", paint.dim(&format!("from {}", sources.join("; "))));
+    contradictions(&table.inconsistencies, paint, out);
+}

@@ -1,0 +1,146 @@
+//! Why a catalogue was refused: one line, with the file, the line, what was found there and what
+//! is accepted instead.
+
+use std::ops::Range;
+
+use super::keys;
+use crate::limits::MAX_SHOWN_CHARS;
+
+/// Why a catalogue was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CatalogueError {
+    /// The file, as it was given.
+    pub file: String,
+    /// The line, from 1; `None` when it is about the whole file.
+    pub line: Option<usize>,
+    /// What was found.
+    pub message: String,
+    /// What is accepted.
+    pub help: String,
+}
+
+impl std::fmt::Display for CatalogueError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:", self.file)?;
+        if let Some(line) = self.line {
+            write!(f, "{line}:")?;
+        }
+        write!(f, " {}: {}", self.message, self.help)
+    }
+}
+
+impl std::error::Error for CatalogueError {}
+
+/// The line of a byte of `text`, from 1.
+pub(super) fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
+/// A piece of a file as it is repeated in a message: on one line, not long.
+pub(super) fn shown(text: &str) -> String {
+    let mut out: String =
+        text.chars().take(MAX_SHOWN_CHARS).map(|c| if c.is_control() { '?' } else { c }).collect();
+    if text.chars().nth(MAX_SHOWN_CHARS).is_some() {
+        out.push('…');
+    }
+    out
+}
+
+/// What the deserializer found, in this project's words.
+pub(super) fn explain(error: &toml_edit::de::Error, file: &str, text: &str) -> CatalogueError {
+    let span: Option<Range<usize>> = error.span();
+    let line = span.as_ref().map(|span| line_of(text, span.start));
+    let said = error.message();
+    let first = said.lines().next().unwrap_or(said);
+    let (message, help) = reword(first, &place(text, span), &Foreign::of(text));
+    CatalogueError { file: file.to_owned(), line, message, help }
+}
+
+/// The line's own text, for what is mistyped in it.
+fn place(text: &str, span: Option<Range<usize>>) -> String {
+    let Some(span) = span else { return String::new() };
+    let start = text[..span.start.min(text.len())].rfind('\n').map_or(0, |at| at + 1);
+    text[start..].lines().next().unwrap_or("").trim().to_owned()
+}
+
+/// The words of units that do not fit a file, so that its keys are named in its own. The file was
+/// not understood, so this is judged by its text alone.
+struct Foreign(Vec<(&'static str, &'static str)>);
+
+impl Foreign {
+    fn of(text: &str) -> Foreign {
+        let pairs =
+            [("\"GiB\"", "gb", "gib"), ("\"MiB/s\"", "mb", "mib"), ("\"KiB\"", "kb", "kib")];
+        let foreign = |(unit, decimal, binary)| match text.contains(unit) {
+            true => (decimal, binary),
+            false => (binary, decimal),
+        };
+        Foreign(pairs.map(foreign).to_vec())
+    }
+
+    fn corrected(&self, key: &str) -> String {
+        let word = |word| self.0.iter().find(|(wrong, _)| *wrong == word).map_or(word, |(_, r)| *r);
+        key.split('_').map(word).collect::<Vec<_>>().join("_")
+    }
+
+    fn fits(&self, key: &str) -> bool {
+        self.corrected(key) == key
+    }
+}
+
+fn reword(said: &str, line: &str, foreign: &Foreign) -> (String, String) {
+    let backticked = |text: &str| text.split('`').nth(1).unwrap_or("").to_owned();
+    if let Some((_, rest)) = said.split_once("missing field ") {
+        let key = backticked(rest);
+        let form = keys::form(&key).unwrap_or("a value");
+        let key = foreign.corrected(&key);
+        return (
+            format!("`{key}` is missing in `{}`", shown(line)),
+            format!("write {key} = {form}"),
+        );
+    }
+    if let Some((_, rest)) = said.split_once("unknown field ") {
+        let key = backticked(rest);
+        let accepted = rest.split_once("expected ").map_or("none", |(_, names)| names);
+        return (format!("unknown key `{}`", shown(&key)), accepted_keys(accepted, foreign));
+    }
+    if let Some((found, wanted)) =
+        said.strip_prefix("invalid type: ").and_then(|rest| rest.rsplit_once(", expected "))
+    {
+        return (format!("{} is not what belongs here", shown(found)), expected(wanted));
+    }
+    if let Some((found, wanted)) =
+        said.strip_prefix("invalid value: ").and_then(|rest| rest.rsplit_once(", expected "))
+    {
+        return (format!("{} cannot be", shown(found)), expected(wanted));
+    }
+    if let Some((_, rest)) = said.split_once("unknown variant ") {
+        let wanted = rest.split_once("expected ").map_or("", |(_, names)| names);
+        return (
+            format!("unknown word \"{}\"", shown(&backticked(rest))),
+            format!("write {}", wanted.replace('`', "\"")),
+        );
+    }
+    let help = "a table begins with [name] on its own line, a key is written key = value";
+    (format!("this is not a catalogue in TOML: {}", shown(said)), help.to_owned())
+}
+
+fn accepted_keys(names: &str, foreign: &Foreign) -> String {
+    let names = names.strip_prefix("one of ").unwrap_or(names).replace('`', "");
+    let names: Vec<_> =
+        names.split([',', ' ']).filter(|name| !name.is_empty() && foreign.fits(name)).collect();
+    format!("accepted here: {}", names.join(", "))
+}
+
+fn expected(wanted: &str) -> String {
+    let form = match wanted {
+        "f64" | "u32" | "u64" if wanted == "f64" => "a number without quotes, such as 0.75",
+        "u32" | "u64" => "a whole number without quotes",
+        "a string" => "a text in double quotes",
+        "a boolean" => "true or false",
+        "a sequence" => "a list: [\"…\", \"…\"]",
+        "a map" => "a table",
+        other => other.strip_prefix("struct ").map_or(other, |_| "a table"),
+    };
+    format!("write {form}")
+}

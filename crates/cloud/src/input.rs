@@ -1,0 +1,261 @@
+//! What is asked: a workload, and the disks and machine that are to carry it.
+
+use serde::Serialize;
+
+use crate::catalogue::Catalogue;
+use crate::limits::{MAX_BLOCK_BYTES, MAX_DEPTH, MAX_DISKS, MAX_SHOWN_CHARS, MIN_BLOCK_BYTES};
+
+/// Why there is no answer. Either way, one line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// What was asked is wrong or impossible.
+    #[error("{found}: {accepted}")]
+    Input {
+        /// What was found.
+        found: String,
+        /// What is accepted instead.
+        accepted: String,
+    },
+    /// The catalogue's sources do not say.
+    #[error("not known: {0}")]
+    NotKnown(String),
+}
+
+impl PlanError {
+    pub(crate) fn input(found: impl Into<String>, accepted: impl Into<String>) -> PlanError {
+        PlanError::Input { found: found.into(), accepted: accepted.into() }
+    }
+}
+
+/// Whether the places of a workload are random. No source has other limits for either; what
+/// differs is what helps (streams, merging of neighbours).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Access {
+    /// At random places.
+    Random,
+    /// One after the other.
+    Sequential,
+}
+
+/// What is done to the disks.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Workload {
+    /// Bytes of each I/O.
+    pub block_bytes: u64,
+    /// Reads among a hundred I/Os, 0 to 100.
+    pub read_percent: u8,
+    /// Random or sequential.
+    pub access: Access,
+    /// I/Os in flight of each job; as many as it takes if `None`.
+    pub depth: Option<u32>,
+    /// Jobs, each with `depth` in flight.
+    pub jobs: u32,
+}
+
+impl Workload {
+    /// Random I/O of one block size, deep enough for every limit.
+    pub fn random(block_bytes: u64, read_percent: u8) -> Workload {
+        Workload { block_bytes, read_percent, access: Access::Random, depth: None, jobs: 1 }
+    }
+
+    /// I/Os in flight of all jobs.
+    pub fn in_flight(&self) -> Option<u64> {
+        self.depth.map(|depth| u64::from(depth) * u64::from(self.jobs))
+    }
+
+    /// The part that is reads, 0 to 1.
+    pub fn read_part(&self) -> f64 {
+        f64::from(self.read_percent) / 100.0
+    }
+
+    /// # Errors
+    /// What is out of range, and the range.
+    pub fn check(&self) -> Result<(), PlanError> {
+        if !(MIN_BLOCK_BYTES..=MAX_BLOCK_BYTES).contains(&self.block_bytes) {
+            let found = format!("a block of {} bytes", self.block_bytes);
+            return Err(PlanError::input(found, "write a size from 512 to 32MiB"));
+        }
+        if self.read_percent > 100 {
+            let found = format!("{} reads among a hundred", self.read_percent);
+            return Err(PlanError::input(found, "write a number from 0 to 100"));
+        }
+        match self.in_flight() {
+            Some(in_flight) if !(1..=u64::from(MAX_DEPTH)).contains(&in_flight) => {
+                let found = format!("{in_flight} I/Os in flight");
+                Err(PlanError::input(found, format!("write a depth from 1 to {MAX_DEPTH}")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A machine of a catalogue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    /// Such as `n2-standard-8`.
+    pub name: String,
+    /// Such as `n2`.
+    pub family: String,
+    /// Not known if neither the name nor the catalogue tells.
+    pub vcpus: Option<u32>,
+}
+
+/// The disks and the machine.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Configuration {
+    /// Type of the disks, such as `pd-ssd`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Bytes of each disk. Those of local SSD follow from the type: 0.
+    pub size_bytes: u64,
+    /// How many such disks the machine has.
+    pub disks: u32,
+    /// The machine.
+    pub machine: Machine,
+    /// Whether the disks are replicated in two zones.
+    pub regional: bool,
+    /// What else the machine sends, in Gbit/s.
+    pub network_gbit_per_s: f64,
+    /// Whether the machine has the dearer networking tier.
+    pub tier1: bool,
+    /// IOPS bought for each disk, of types that sell them; the type's default if `None`.
+    pub provisioned_iops: Option<f64>,
+    /// Throughput bought for each disk, in bytes a second; the type's default if `None`.
+    pub provisioned_bytes_per_s: Option<f64>,
+}
+
+impl Configuration {
+    /// One zonal disk on a machine with nothing else to send.
+    ///
+    /// # Errors
+    /// A type or machine that the catalogue does not have.
+    pub fn new(
+        catalogue: &Catalogue,
+        kind: &str,
+        size_bytes: u64,
+        machine: &str,
+    ) -> Result<Configuration, PlanError> {
+        catalogue.disk_type(kind)?;
+        Ok(Configuration {
+            kind: kind.to_owned(),
+            size_bytes,
+            disks: 1,
+            machine: catalogue.machine(machine)?,
+            regional: false,
+            network_gbit_per_s: 0.0,
+            tier1: false,
+            provisioned_iops: None,
+            provisioned_bytes_per_s: None,
+        })
+    }
+
+    /// # Errors
+    /// What is out of range, and the range.
+    pub(crate) fn check_numbers(&self) -> Result<(), PlanError> {
+        if !(1..=MAX_DISKS).contains(&self.disks) {
+            let found = format!("{} disks", self.disks);
+            return Err(PlanError::input(found, format!("write a number from 1 to {MAX_DISKS}")));
+        }
+        for (what, value) in [
+            ("Gbit/s of other traffic", Some(self.network_gbit_per_s)),
+            ("provisioned IOPS", self.provisioned_iops),
+            ("bytes a second provisioned", self.provisioned_bytes_per_s),
+        ] {
+            if value.is_some_and(|value| !value.is_finite() || value < 0.0) {
+                let found = format!("{} {what}", value.unwrap_or(0.0));
+                return Err(PlanError::input(found, "write a number from 0"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A piece of input as it is repeated in a message: on one line, not long.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars().take(MAX_SHOWN_CHARS).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// The words, joined; cut where there are many.
+pub(crate) fn listed<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    words.into_iter().collect::<Vec<_>>().join(", ")
+}
+
+impl Catalogue {
+    /// A type of disk by its name.
+    ///
+    /// # Errors
+    /// That there is none, and which there are.
+    pub fn disk_type(&self, name: &str) -> Result<&crate::catalogue::DiskType, PlanError> {
+        self.types.get(name).ok_or_else(|| {
+            PlanError::input(
+                format!("unknown type of disk `{}`", shown(name)),
+                format!("{} has {}", self.name, listed(self.types.keys().map(String::as_str))),
+            )
+        })
+    }
+
+    /// A machine by its name: a family, what it is, and its vCPUs, such as `n2-standard-8`,
+    /// `c3-standard-88-lssd`, `n1-custom-6-12288` or `a2-highgpu-1g`.
+    ///
+    /// # Errors
+    /// That the catalogue has no such family, or that the family has no such machine.
+    pub fn machine(&self, name: &str) -> Result<Machine, PlanError> {
+        let mut words = name.split('-');
+        let family_name = words.next().unwrap_or("");
+        let plain = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+        let Some(family) = self.families.get(family_name).filter(|_| plain) else {
+            let found = format!("unknown machine `{}`", shown(name));
+            let families = listed(self.families.keys().map(String::as_str));
+            let accepted = format!(
+                "write a family, its kind and its vCPUs, such as n2-standard-8; {} has {families}",
+                self.name
+            );
+            return Err(PlanError::input(found, accepted));
+        };
+        let machine =
+            |vcpus| Machine { name: name.to_owned(), family: family_name.to_owned(), vcpus };
+        if family.machines.iter().any(|known| known == name) {
+            return Ok(machine(None));
+        }
+        let custom = name.split('-').nth(1) == Some("custom");
+        let number = |word: &&str| word.bytes().all(|b| b.is_ascii_digit()) && !word.is_empty();
+        let digits = match custom {
+            true => name.split('-').nth(2).filter(|word| number(word)),
+            false => name.rsplit('-').find(number),
+        };
+        let vcpus = digits.and_then(|digits| digits.parse::<u32>().ok()).filter(|n| *n > 0);
+        let most = family.vcpus_max.or_else(|| family.vcpus.as_ref()?.iter().max().copied());
+        let within = |n: &u32| most.is_none_or(|most| *n <= most);
+        let exists = |n: &u32| match &family.vcpus {
+            Some(all) if !(custom && family.custom) => all.contains(n),
+            _ => within(n) && (!custom || family.custom),
+        };
+        match vcpus.filter(exists) {
+            Some(vcpus) => Ok(machine(Some(vcpus))),
+            None => Err(PlanError::input(
+                format!("no machine `{}`", shown(name)),
+                machines_of(family_name, family),
+            )),
+        }
+    }
+}
+
+fn machines_of(name: &str, family: &crate::catalogue::Family) -> String {
+    let mut parts = Vec::new();
+    match (&family.vcpus, family.vcpus_max) {
+        (Some(all), _) => {
+            let all: Vec<_> = all.iter().map(u32::to_string).collect();
+            parts.push(format!("{name} has {} vCPUs", all.join(", ")));
+        }
+        (None, Some(most)) => parts.push(format!("{name} has 1 to {most} vCPUs")),
+        (None, None) => {}
+    }
+    if !family.machines.is_empty() {
+        parts.push(format!("write {}", family.machines.join(", ")));
+    }
+    if parts.is_empty() {
+        parts.push(format!("write {name}-standard-N with its vCPUs"));
+    }
+    parts.join("; ")
+}

@@ -1,0 +1,202 @@
+//! What can be bought of a type whose performance is bought apart from its size.
+
+use crate::catalogue::Provisioned;
+use crate::input::PlanError;
+
+/// A range of what can be bought; either end is open where no source gives it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Purchase {
+    /// The least.
+    pub min: f64,
+    /// The most.
+    pub max: f64,
+}
+
+impl Purchase {
+    fn contains(&self, value: f64) -> bool {
+        // What is computed from a ratio may miss its own bound in the last binary digit.
+        value >= self.min * (1.0 - 1e-12) && value <= self.max * (1.0 + 1e-12)
+    }
+
+    fn text(&self, unit: &str) -> String {
+        match self.max.is_finite() {
+            true => format!("write {} to {} {unit}", self.min, self.max),
+            false => format!("write {} {unit} or more", self.min),
+        }
+    }
+}
+
+fn most(values: impl IntoIterator<Item = Option<f64>>) -> f64 {
+    values.into_iter().flatten().fold(0.0, f64::max)
+}
+
+fn least(values: impl IntoIterator<Item = Option<f64>>) -> f64 {
+    values.into_iter().flatten().fold(f64::INFINITY, f64::min)
+}
+
+impl Provisioned {
+    /// The IOPS that can be bought for a disk of `size`; `None` if they follow the throughput.
+    pub fn iops_range(&self, size: f64) -> Option<Purchase> {
+        if self.iops_per_mb_per_s.is_some() {
+            return None;
+        }
+        let max = least([self.iops_max, self.iops_per_gb_max.map(|rate| rate * size)]);
+        Some(Purchase { min: self.iops_min.unwrap_or(0.0), max })
+    }
+
+    /// The throughput that can be bought for a disk of `size` with `iops`; `None` if it follows
+    /// the IOPS, or is not sold.
+    pub fn throughput_range(&self, size: f64, iops: Option<f64>) -> Option<Purchase> {
+        let sold = self.mb_per_s_min.is_some() || self.mb_per_s_default.is_some();
+        if self.mb_per_s_per_iops.is_some() || !sold {
+            return None;
+        }
+        let of = |rate: Option<f64>, what: Option<f64>| rate.zip(what).map(|(rate, n)| rate * n);
+        let min = most([
+            self.mb_per_s_min,
+            of(self.mb_per_s_per_gb_min, Some(size)),
+            of(self.mb_per_s_per_iops_min, iops),
+        ]);
+        let max = least([
+            self.mb_per_s_max,
+            of(self.mb_per_s_per_gb_max, Some(size)),
+            of(self.mb_per_s_per_iops_max, iops),
+        ]);
+        Some(Purchase { min, max })
+    }
+
+    /// The IOPS and the throughput of a disk of `size` when these are asked for, with defaults in
+    /// place of what is not, and what is derived.
+    ///
+    /// # Errors
+    /// What cannot be bought, and what can.
+    pub fn resolve(
+        &self,
+        kind: &str,
+        unit: &str,
+        size: f64,
+        iops: Option<f64>,
+        throughput: Option<f64>,
+    ) -> Result<(Option<f64>, Option<f64>), PlanError> {
+        let iops = match self.iops_range(size) {
+            Some(range) => Some(bought(kind, "IOPS", "--iops", range, iops, self.iops_default)?),
+            None if iops.is_some() => return Err(derived(kind, "IOPS", "throughput")),
+            None => None,
+        };
+        let throughput = match self.throughput_range(size, iops) {
+            Some(range) => {
+                let per_size = self.mb_per_s_per_gb_default.map(|rate| rate * size);
+                let default = self.mb_per_s_default.map(|fixed| {
+                    fixed.max(per_size.unwrap_or(0.0)).clamp(range.min, range.max.max(range.min))
+                });
+                Some(bought(kind, unit, "--throughput", range, throughput, default)?)
+            }
+            None if throughput.is_some() => return Err(derived(kind, "throughput", "IOPS")),
+            None => self.mb_per_s_per_iops.zip(iops).map(|(rate, iops)| {
+                self.mb_per_s_max.map_or(rate * iops, |most| (rate * iops).min(most))
+            }),
+        };
+        let iops = iops.or_else(|| {
+            let (rate, throughput) = (self.iops_per_mb_per_s?, throughput?);
+            Some(self.iops_max.map_or(rate * throughput, |most| (rate * throughput).min(most)))
+        });
+        Ok((iops, throughput))
+    }
+}
+
+fn bought(
+    kind: &str,
+    unit: &str,
+    option: &str,
+    range: Purchase,
+    asked: Option<f64>,
+    default: Option<f64>,
+) -> Result<f64, PlanError> {
+    let Some(value) = asked.or(default) else {
+        let found = format!("{kind} is bought with {unit}, and {option} is missing");
+        return Err(PlanError::input(found, range.text(unit)));
+    };
+    if range.max < range.min {
+        let found = format!("a disk of {kind} of this size");
+        return Err(PlanError::input(found, "write a larger size".to_owned()));
+    }
+    if range.contains(value) {
+        return Ok(value);
+    }
+    Err(PlanError::input(format!("{value} {unit} of {kind}"), range.text(unit)))
+}
+
+fn derived(kind: &str, what: &str, other: &str) -> PlanError {
+    let found = format!("the {what} of {kind} cannot be bought");
+    PlanError::input(found, format!("it follows the {other}, or the machine"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::Catalogue;
+
+    fn part(kind: &str) -> &'static Provisioned {
+        let catalogue = Catalogue::builtin("gcp-current").expect("it is in the program");
+        catalogue.types[kind].provisioned.as_ref().expect("it is bought")
+    }
+
+    fn resolve(
+        kind: &str,
+        size: f64,
+        iops: Option<f64>,
+        rate: Option<f64>,
+    ) -> Result<(f64, f64), String> {
+        match part(kind).resolve(kind, "MiB/s", size, iops, rate) {
+            Ok((iops, rate)) => Ok((iops.unwrap_or(0.0), rate.unwrap_or(0.0))),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[test]
+    fn what_can_be_bought_is_as_published() {
+        // Balanced: throughput from max(140, IOPS/256) to min(2400, IOPS/4).
+        assert_eq!(resolve("hyperdisk-balanced", 500.0, None, None), Ok((3000.0, 140.0)));
+        assert_eq!(
+            resolve("hyperdisk-balanced", 500.0, Some(160000.0), None),
+            Ok((160000.0, 625.0))
+        );
+        assert_eq!(
+            resolve("hyperdisk-balanced", 500.0, Some(9600.0), Some(2400.0)),
+            Ok((9600.0, 2400.0))
+        );
+        // Extreme: 250 MiB/s for 1,000 IOPS up to 5,000, and 1,000 IOPS a GiB.
+        assert_eq!(resolve("hyperdisk-extreme", 64.0, Some(8000.0), None), Ok((8000.0, 2000.0)));
+        assert_eq!(
+            resolve("hyperdisk-extreme", 500.0, Some(350000.0), None),
+            Ok((350000.0, 5000.0))
+        );
+        // Throughput: max(20, 5 x TiB) to min(90 x TiB, 2400), and 4 IOPS for each MiB/s.
+        assert_eq!(resolve("hyperdisk-throughput", 2048.0, None, Some(180.0)), Ok((720.0, 180.0)));
+        assert_eq!(
+            resolve("hyperdisk-throughput", 32768.0, None, Some(2400.0)),
+            Ok((9600.0, 2400.0))
+        );
+        // ML: 24 a GiB where nothing is asked for, 7,680 at least of 64,000 GiB.
+        assert_eq!(resolve("hyperdisk-ml", 100.0, None, None), Ok((38400.0, 2400.0)));
+        assert_eq!(resolve("hyperdisk-ml", 4.0, None, None), Ok((6400.0, 400.0)));
+    }
+
+    #[test]
+    fn what_cannot_be_bought_is_refused_with_what_can() {
+        for (kind, size, iops, rate, wanted) in [
+            ("hyperdisk-balanced", 500.0, Some(160001.0), None, "write 3000 to 160000 IOPS"),
+            ("hyperdisk-balanced", 500.0, None, Some(751.0), "write 140 to 750 MiB/s"),
+            ("hyperdisk-extreme", 64.0, Some(64001.0), None, "write 0 to 64000 IOPS"),
+            ("hyperdisk-extreme", 64.0, Some(8000.0), Some(1.0), "it follows the IOPS"),
+            ("hyperdisk-throughput", 2048.0, None, Some(181.0), "write 20 to 180 MiB/s"),
+            ("hyperdisk-throughput", 32768.0, None, Some(159.0), "write 160 to 2400 MiB/s"),
+            ("hyperdisk-throughput", 2048.0, Some(100.0), None, "it follows the throughput"),
+            ("hyperdisk-ml", 64000.0, None, Some(7679.0), "write 7680 to 2097152 MiB/s"),
+            ("pd-extreme", 500.0, None, None, "--iops is missing"),
+        ] {
+            let error = resolve(kind, size, iops, rate).expect_err(kind);
+            assert!(error.contains(wanted), "{kind}: {error}");
+        }
+    }
+}

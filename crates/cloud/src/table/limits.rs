@@ -1,0 +1,373 @@
+//! Tables of limits: by type, by size, by machine, and of reads and writes at the same time.
+
+use super::cells::Cell;
+use super::{Maker, Table};
+use crate::caps::Cap;
+use crate::catalogue::{LimitKind, PageTable, Range, Sharing, SourceKeys, VmTable};
+use crate::input::{Machine, PlanError, Workload};
+use crate::limits::MIN_BLOCK_BYTES;
+use crate::mix::Mix;
+use crate::prediction::Dimension;
+use crate::remedy::grouped;
+use crate::site::{Demand, Site};
+
+/// Blocks with which throughput alone limits.
+const LARGE_BLOCK_BYTES: u64 = 1 << 20;
+
+/// What a column shows: reads or writes, with what block, as IOPS or as throughput.
+struct Column {
+    head: String,
+    reads: bool,
+    block_bytes: u64,
+    dimension: Dimension,
+}
+
+impl Maker<'_> {
+    /// The columns of IOPS and throughput that a layout has.
+    fn columns(&self, spec: &PageTable) -> Vec<Column> {
+        let units = &self.catalogue.units;
+        let iops = |reads: bool, block: Option<f64>| {
+            let word = if reads { "Read IOPS" } else { "Write IOPS" };
+            let smallest = match reads {
+                true => spec.read_blocks_kb.first(),
+                false => spec.write_blocks_kb.first(),
+            };
+            let head = match block {
+                None => word.to_owned(),
+                Some(kb) if Some(&kb) == smallest => {
+                    format!("{word} (<= {kb} {})", units.block.name())
+                }
+                Some(kb) => format!("{word} ({kb} {})", units.block.name()),
+            };
+            let block_bytes =
+                block.map_or(MIN_BLOCK_BYTES, |kb| (kb * units.block_bytes as f64) as u64);
+            Column { head, reads, block_bytes, dimension: Dimension::Iops }
+        };
+        let list = |reads: bool, blocks: &[f64]| match blocks {
+            [] => vec![iops(reads, None)],
+            blocks => blocks.iter().map(|kb| iops(reads, Some(*kb))).collect(),
+        };
+        let mut columns = list(true, &spec.read_blocks_kb);
+        columns.extend(list(false, &spec.write_blocks_kb));
+        for (word, reads) in [("Read", true), ("Write", false)] {
+            columns.push(Column {
+                head: format!("{word} {}", units.throughput.name()),
+                reads,
+                block_bytes: LARGE_BLOCK_BYTES,
+                dimension: Dimension::Throughput,
+            });
+        }
+        columns
+    }
+
+    /// What the limits that `keep` keeps allow in a column; infinite if none does.
+    fn allowed(
+        &self,
+        site: &Site<'_>,
+        demand: &Demand,
+        column: &Column,
+        keep: impl Fn(&Cap<'_>) -> bool,
+    ) -> f64 {
+        let workload = Workload::random(column.block_bytes, if column.reads { 100 } else { 0 });
+        let mix = Mix::new(&workload, &self.catalogue.units, site.sharing());
+        let caps = site.hard_caps(demand, column.block_bytes);
+        // A column of throughput shows what is allowed, not what IOPS make of it.
+        let iops = mix.iops_under(caps.iter().filter(|cap| {
+            keep(cap) && (column.dimension == Dimension::Iops || cap.dimension == column.dimension)
+        }));
+        match column.dimension {
+            Dimension::Iops => iops,
+            Dimension::Throughput => iops * mix.throughput_per_io,
+        }
+    }
+
+    fn site(&self, kind: &str, machine: &Machine) -> Result<Site<'_>, PlanError> {
+        Site::new(self.catalogue, kind, machine, false, 0.0, false)
+    }
+
+    /// A machine of a family with so many vCPUs, whatever it would be called.
+    pub(super) fn machine_of(&self, family: &str, vcpus: u32) -> Machine {
+        Machine { name: format!("{family}-{vcpus}"), family: family.to_owned(), vcpus: Some(vcpus) }
+    }
+
+    /// The first and the last number of vCPUs of a row.
+    pub(super) fn ends(&self, family: &str, range: Range) -> (u32, u32) {
+        let most = self.catalogue.families.get(family).and_then(|family| family.vcpus_max);
+        let last = range.max.or(most).unwrap_or(range.min * 2).max(range.min);
+        (range.min, last)
+    }
+
+    pub(super) fn volume(&self, spec: &PageTable) -> Result<Table, PlanError> {
+        let kind = spec.kind.as_deref().unwrap_or("");
+        let disk = self.catalogue.disk_type(kind)?;
+        let columns = self.columns(spec);
+        let machine = Machine { name: String::new(), family: String::new(), vcpus: None };
+        let site = self.site(kind, &machine)?;
+        let mut rows = Vec::new();
+        for size in &spec.sizes_gb {
+            let mut row = vec![Cell::number(*size)];
+            let demand = Demand { size: *size, disks: 1, iops: None, throughput: None };
+            for column in &columns {
+                if spec.sizes_gb_marked.contains(size) {
+                    row.push(Cell::text("*"));
+                    continue;
+                }
+                let value = self.allowed(&site, &demand, column, |cap| {
+                    matches!(cap.kind, LimitKind::Volume | LimitKind::BlockSize)
+                });
+                row.push(match column.dimension {
+                    Dimension::Iops => Cell::iops(value, spec),
+                    Dimension::Throughput => Cell::throughput(value, spec),
+                });
+            }
+            rows.push(row);
+        }
+        let mut heads = vec![format!("Size ({})", self.catalogue.units.size.name())];
+        heads.extend(columns.into_iter().map(|column| column.head));
+        let part = disk.volume.as_ref();
+        let sources = self.catalogue.source_uses(part.map(|part| (&part.source, part.confidence)));
+        Ok(self.table(spec, heads, rows, sources))
+    }
+
+    /// A page's table by vCPUs: what machines allow, with what egress leaves of it.
+    pub(super) fn machines(&self, spec: &PageTable) -> Result<Table, PlanError> {
+        let (kind, family) =
+            (spec.kind.as_deref().unwrap_or(""), spec.family.as_deref().unwrap_or(""));
+        let columns = self.columns(spec);
+        let demand = Demand { size: f64::INFINITY, disks: 1, iops: None, throughput: None };
+        let mut rows = Vec::new();
+        for range in &spec.vcpus {
+            let ends = self.ends(family, *range);
+            let first = self.site(kind, &self.machine_of(family, ends.0))?;
+            let last = self.site(kind, &self.machine_of(family, ends.1))?;
+            let mut row = vec![Cell::text(vcpus_text(*range))];
+            for column in &columns {
+                let of = |site: &Site<'_>| {
+                    self.allowed(site, &demand, column, |cap| {
+                        matches!(cap.kind, LimitKind::Vm | LimitKind::Egress)
+                    })
+                };
+                row.push(Cell::by_vcpus(of(&first), of(&last), ends));
+            }
+            rows.push(row);
+        }
+        let mut heads = vec!["vCPUs".to_owned()];
+        heads.extend(columns.into_iter().map(|column| column.head));
+        let sources = self.vm_sources(kind, family);
+        Ok(self.table(spec, heads, rows, sources))
+    }
+
+    fn vm_sources(&self, kind: &str, family: &str) -> Vec<crate::prediction::SourceUse> {
+        let table = self.catalogue.vm_table(kind, family);
+        self.catalogue.source_uses(table.map(|table| (&table.source, table.confidence)))
+    }
+
+    /// The rows of a catalogue as they are.
+    pub(super) fn machine_rows(&self, spec: &PageTable) -> Table {
+        let (kind, family) =
+            (spec.kind.as_deref().unwrap_or(""), spec.family.as_deref().unwrap_or(""));
+        let unit = self.catalogue.units.throughput.name();
+        let of = |table: &&VmTable| {
+            table.types.iter().any(|known| known == kind)
+                && table.families.iter().any(|known| known == family)
+        };
+        let table = self.catalogue.per_vm.iter().find(of);
+        let together = table.is_some_and(|table| {
+            table.rows.iter().all(|row| row.iops.is_some() || row.mb_per_s.is_some())
+        });
+        let mut rows = Vec::new();
+        for row in table.iter().flat_map(|table| &table.rows) {
+            let label = match (&row.vcpus, &row.machine) {
+                (Some(range), _) => vcpus_text(*range),
+                (None, Some(pattern)) => pattern.0.clone(),
+                (None, None) => String::new(),
+            };
+            let mut cells = vec![Cell::text(label)];
+            let numbers = match together {
+                true => vec![row.iops, row.mb_per_s],
+                false => vec![
+                    row.iops.or(row.read_iops),
+                    row.iops.or(row.write_iops),
+                    row.mb_per_s.or(row.read_mb_per_s),
+                    row.mb_per_s.or(row.write_mb_per_s),
+                ],
+            };
+            cells.extend(numbers.into_iter().map(Cell::known));
+            rows.push(cells);
+        }
+        let heads: Vec<String> = match together {
+            true => vec!["Machine".into(), "IOPS".into(), unit.into()],
+            false => vec![
+                "Machine".into(),
+                "Read IOPS".into(),
+                "Write IOPS".into(),
+                format!("Read {unit}"),
+                format!("Write {unit}"),
+            ],
+        };
+        let sources = self.catalogue.source_uses(table.map(|t| (&t.source, t.confidence)));
+        let mut made = self.table(spec, heads, rows, sources);
+        made.footnotes.extend(table.and_then(|table| table.note.clone()));
+        made
+    }
+
+    pub(super) fn simultaneous(&self, spec: &PageTable) -> Result<Table, PlanError> {
+        let kind = spec.kind.as_deref().unwrap_or("");
+        let machine = self.catalogue.machine(spec.machine.as_deref().unwrap_or(""))?;
+        let site = self.site(kind, &machine)?;
+        let demand = Demand { size: f64::INFINITY, disks: 1, iops: None, throughput: None };
+        let units = &self.catalogue.units;
+        let block = spec.read_blocks_kb.first().map_or(8.0, |kb| *kb);
+        let block_bytes = (block * units.block_bytes as f64) as u64;
+        let rules = site.sharing();
+        let points = |block_bytes, dimension, sharing| {
+            let of = |reads| {
+                let column = Column { head: String::new(), reads, block_bytes, dimension };
+                self.allowed(&site, &demand, &column, |_| true)
+            };
+            (0..=4).map(|step| along((of(true), of(false)), sharing, step)).collect::<Vec<_>>()
+        };
+        let iops = points(block_bytes, Dimension::Iops, rules.0);
+        let throughput = points(LARGE_BLOCK_BYTES, Dimension::Throughput, rules.1);
+        let rows = iops
+            .into_iter()
+            .zip(throughput)
+            .map(|(iops, throughput)| {
+                [iops.0, iops.1, throughput.0, throughput.1].map(Cell::number).to_vec()
+            })
+            .collect();
+        let unit = units.throughput.name();
+        let size = format!("{block} {}", units.block.name());
+        let heads = vec![
+            format!("Read IOPS ({size})"),
+            format!("Write IOPS ({size})"),
+            format!("Read {unit}"),
+            format!("Write {unit}"),
+        ];
+        let part = site.disk.mixing.as_ref();
+        let sources = self.catalogue.source_uses(part.map(|part| (&part.source, part.confidence)));
+        Ok(self.table(spec, heads, rows, sources))
+    }
+
+    pub(super) fn overview(&self, spec: &PageTable) -> Result<Table, PlanError> {
+        let units = &self.catalogue.units;
+        let (size, unit) = (units.size.name(), units.throughput.name());
+        let mut heads = vec!["Type".to_owned()];
+        for of in [format!("per {size}"), "per instance".to_owned()] {
+            heads.push(format!("Read IOPS {of}"));
+            heads.push(format!("Write IOPS {of}"));
+            heads.push(format!("Read {unit} {of}"));
+            heads.push(format!("Write {unit} {of}"));
+        }
+        let mut rows = Vec::new();
+        let mut uses: Vec<(&SourceKeys, Option<_>)> = Vec::new();
+        for (name, disk) in self.types_of(spec) {
+            uses.push((&disk.source, disk.confidence));
+            if let Some(part) = &disk.provisioned {
+                rows.push(self.bought_row(name, part));
+                continue;
+            }
+            for regional in [false, true] {
+                let limits = if regional { &disk.regional } else { &disk.volume };
+                let Some(limits) = limits else { continue };
+                let label = match (regional, &disk.regional) {
+                    (true, _) => format!("{name} regional"),
+                    (false, Some(_)) => format!("{name} zonal"),
+                    (false, None) => name.to_owned(),
+                };
+                let mut row = vec![Cell::text(label)];
+                let rates = [
+                    limits.read_iops_per_gb,
+                    limits.write_iops_per_gb,
+                    limits.read_mb_per_s_per_gb,
+                    limits.write_mb_per_s_per_gb,
+                ];
+                row.extend(rates.map(Cell::known));
+                row.extend(self.instance_cells(name, regional, spec)?);
+                rows.push(row);
+            }
+        }
+        let sources = self.catalogue.source_uses(uses);
+        Ok(self.table(spec, heads, rows, sources))
+    }
+
+    fn bought_row(&self, name: &str, part: &crate::catalogue::Provisioned) -> Vec<Cell> {
+        let text = |min: Option<f64>, max: Option<f64>| match (min, max) {
+            (Some(min), Some(max)) => Cell::range(min, max),
+            (None, Some(max)) => Cell::text(format!("up to {}", grouped(max))),
+            (Some(min), None) => Cell::text(format!("from {}", grouped(min))),
+            (None, None) => Cell::text("not known"),
+        };
+        let iops = text(part.iops_min, part.iops_max);
+        let throughput = text(part.mb_per_s_min, part.mb_per_s_max);
+        let mut row = vec![Cell::text(format!("{name} (bought, a disk)"))];
+        row.extend((0..4).map(|_| Cell::text("bought")));
+        row.extend([iops.clone(), iops, throughput.clone(), throughput]);
+        row
+    }
+
+    /// Limits of an instance: from those of the smallest machine to those of the largest.
+    fn instance_cells(
+        &self,
+        kind: &str,
+        regional: bool,
+        spec: &PageTable,
+    ) -> Result<Vec<Cell>, PlanError> {
+        let default =
+            self.catalogue.machine_default.as_deref().map(|name| self.catalogue.machine(name));
+        let family = match (&spec.family, default) {
+            (Some(family), _) => family.clone(),
+            (None, Some(machine)) => machine?.family,
+            (None, None) => return Ok((0..4).map(|_| Cell::text("not known")).collect()),
+        };
+        let vcpus = |range: Range| [range.min, self.ends(&family, range).1];
+        let table = self.catalogue.vm_table(kind, &family);
+        let mut machines: Vec<u32> = table
+            .iter()
+            .flat_map(|table| &table.rows)
+            .filter_map(|row| row.vcpus)
+            .flat_map(vcpus)
+            .collect();
+        if machines.is_empty() {
+            machines.push(1);
+        }
+        let demand = Demand { size: f64::INFINITY, disks: 1, iops: None, throughput: None };
+        let columns = self.columns(spec);
+        let mut cells = Vec::new();
+        for column in &columns {
+            let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
+            for vcpus in &machines {
+                let machine = self.machine_of(&family, *vcpus);
+                let site = Site::new(self.catalogue, kind, &machine, regional, 0.0, false)?;
+                // The pages' IOPS leave egress aside; their throughput does not.
+                let value = self.allowed(&site, &demand, column, |cap| {
+                    column.dimension == Dimension::Throughput || cap.dimension == Dimension::Iops
+                });
+                (low, high) = (low.min(value), high.max(value));
+            }
+            cells.push(match low.is_finite() {
+                true => Cell::range(low, high),
+                false => Cell::text("not known"),
+            });
+        }
+        Ok(cells)
+    }
+}
+
+/// The point a quarter further from reads alone to writes alone, `step` of four.
+fn along((read, write): (f64, f64), sharing: Sharing, step: u32) -> (f64, f64) {
+    let part = f64::from(step) / 4.0;
+    match sharing {
+        Sharing::Independent => (read, write),
+        Sharing::Shared | Sharing::HalfDuplex => (read * (1.0 - part), write * part),
+    }
+}
+
+fn vcpus_text(range: Range) -> String {
+    match range.max {
+        None => format!("{}+ vCPUs", range.min),
+        Some(1) => "1 vCPU".to_owned(),
+        Some(max) if max == range.min => format!("{max} vCPUs"),
+        Some(max) => format!("{} to {max} vCPUs", range.min),
+    }
+}

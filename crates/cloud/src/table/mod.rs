@@ -1,0 +1,243 @@
+//! The tables of the pages, regenerated: every number in them is computed by the model, in the
+//! rows and with the rounding that the page chose ([`PageTable`]).
+//!
+//! A catalogue that brings no layout for a kind of table gets a plain one, of all that it has.
+
+mod cells;
+mod limits;
+mod money;
+
+use serde::Serialize;
+
+use crate::catalogue::{Catalogue, DiskType, PageTable, TableKind};
+use crate::input::PlanError;
+use crate::prediction::{SourceUse, Touched};
+
+pub use cells::Cell;
+
+/// A table of a page.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Table {
+    /// Which kind it is.
+    pub table: TableKind,
+    /// Its title.
+    pub title: String,
+    /// Type of disk, of tables about one.
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// Family of machines, of tables about one.
+    pub family: Option<String>,
+    /// Heads of its columns.
+    pub columns: Vec<String>,
+    /// Its rows, each as long as `columns`.
+    pub rows: Vec<Vec<Cell>>,
+    /// What stands below it.
+    pub footnotes: Vec<String>,
+    /// Where the page contradicts itself in it.
+    pub inconsistencies: Vec<Touched>,
+    /// What it rests on.
+    pub sources: Vec<SourceUse>,
+}
+
+/// The order of the tables.
+const ORDER: [TableKind; 8] = [
+    TableKind::Overview,
+    TableKind::Vm,
+    TableKind::Volume,
+    TableKind::Count,
+    TableKind::Simultaneous,
+    TableKind::Egress,
+    TableKind::Hdd,
+    TableKind::Price,
+];
+
+/// Sizes of the rows of a volume table without a layout, in the catalogue's unit.
+const PLAIN_SIZES: [f64; 11] =
+    [32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0];
+
+/// Makes tables of one catalogue.
+pub(crate) struct Maker<'a> {
+    pub(crate) catalogue: &'a Catalogue,
+    /// The one type to show, of tables about many.
+    pub(crate) only: Option<&'a str>,
+}
+
+impl Catalogue {
+    /// The tables about a type of disk, or all tables.
+    ///
+    /// # Errors
+    /// An unknown type of disk.
+    pub fn tables(&self, kind: Option<&str>) -> Result<Vec<Table>, PlanError> {
+        if let Some(kind) = kind {
+            self.disk_type(kind)?;
+        }
+        let maker = Maker { catalogue: self, only: kind };
+        let mut tables = Vec::new();
+        for table in ORDER {
+            let own: Vec<_> = self.page_tables.iter().filter(|spec| spec.table == table).collect();
+            if own.is_empty() {
+                for spec in maker.plain(table) {
+                    tables.extend(maker.make(&spec, false)?);
+                }
+            }
+            for spec in own {
+                tables.extend(maker.make(spec, true)?);
+            }
+        }
+        Ok(tables)
+    }
+}
+
+impl<'a> Maker<'a> {
+    /// Whether a type is to be shown.
+    pub(crate) fn shows(&self, kind: &str) -> bool {
+        self.only.is_none_or(|only| only == kind)
+    }
+
+    /// The types that a table is about, in its order.
+    pub(crate) fn types_of(&self, spec: &PageTable) -> Vec<(&'a str, &'a DiskType)> {
+        let catalogue = self.catalogue;
+        let all = || catalogue.types.keys().map(String::as_str).collect::<Vec<_>>();
+        let names = match spec.types.is_empty() {
+            true => all(),
+            false => spec.types.iter().map(String::as_str).collect(),
+        };
+        let found = names.into_iter().filter_map(|name| catalogue.types.get_key_value(name));
+        found
+            .map(|(name, disk)| (name.as_str(), disk))
+            .filter(|(name, _)| self.shows(name))
+            .collect()
+    }
+
+    /// The table of a layout; none if it is of another type, or would be empty.
+    fn make(&self, spec: &PageTable, of_page: bool) -> Result<Option<Table>, PlanError> {
+        if spec.kind.as_ref().is_some_and(|kind| !self.shows(kind)) {
+            return Ok(None);
+        }
+        let table = match spec.table {
+            TableKind::Overview => self.overview(spec)?,
+            TableKind::Volume => self.volume(spec)?,
+            TableKind::Vm if of_page => self.machines(spec)?,
+            TableKind::Vm => self.machine_rows(spec),
+            TableKind::Simultaneous => self.simultaneous(spec)?,
+            TableKind::Egress if spec.by_type => self.egress_by_type(spec)?,
+            TableKind::Egress => self.egress(spec)?,
+            TableKind::Hdd => self.hdd(spec),
+            TableKind::Price if of_page => self.price(spec),
+            TableKind::Price => self.prices(spec),
+            TableKind::Count => self.count(spec),
+        };
+        Ok(Some(table).filter(|table| !table.rows.is_empty() && table.columns.len() > 1))
+    }
+
+    /// Layouts of a kind of table where the catalogue has none.
+    fn plain(&self, table: TableKind) -> Vec<PageTable> {
+        let spec = |title: String, kind: Option<&str>, family: Option<&str>| PageTable {
+            table,
+            title,
+            kind: kind.map(str::to_owned),
+            family: family.map(str::to_owned),
+            ..PageTable::empty(table)
+        };
+        let types = self.catalogue.types.iter();
+        match table {
+            TableKind::Overview => vec![spec("Performance by disk type".to_owned(), None, None)],
+            TableKind::Volume => types
+                .filter(|(_, disk)| disk.volume.is_some() && disk.size_gb_each.is_none())
+                .map(|(name, disk)| PageTable {
+                    sizes_gb: PLAIN_SIZES.to_vec(),
+                    ..spec(format!("{}, by size", disk.title), Some(name), None)
+                })
+                .collect(),
+            TableKind::Vm => {
+                let mut specs = Vec::new();
+                for rows in &self.catalogue.per_vm {
+                    for kind in &rows.types {
+                        for family in &rows.families {
+                            let title = format!("{kind} on {family}, by machine");
+                            specs.push(spec(title, Some(kind), Some(family)));
+                        }
+                    }
+                }
+                specs
+            }
+            TableKind::Price => vec![spec("Prices".to_owned(), None, None)],
+            TableKind::Count => {
+                let mut names: Vec<_> =
+                    self.catalogue.per_count.iter().map(|table| table.kind.as_str()).collect();
+                names.dedup();
+                names
+                    .into_iter()
+                    .map(|name| spec(format!("{name}, by number of disks"), Some(name), None))
+                    .collect()
+            }
+            TableKind::Simultaneous | TableKind::Egress | TableKind::Hdd => Vec::new(),
+        }
+    }
+
+    /// The table around its rows.
+    pub(crate) fn table(
+        &self,
+        spec: &PageTable,
+        columns: Vec<String>,
+        rows: Vec<Vec<Cell>>,
+        sources: Vec<SourceUse>,
+    ) -> Table {
+        let kind = spec.kind.as_deref().or(self.only);
+        let family = spec.family.as_deref();
+        let mut table = Table {
+            table: spec.table,
+            title: spec.title.clone(),
+            kind: spec.kind.clone(),
+            family: spec.family.clone(),
+            columns,
+            rows,
+            footnotes: spec.footnotes.clone(),
+            inconsistencies: self.catalogue.inconsistencies_of_table(spec.table, kind, family),
+            sources,
+        };
+        table.put_exceptions(spec);
+        table
+    }
+}
+
+impl Table {
+    /// Prints the cells that the page prints otherwise as the page does.
+    fn put_exceptions(&mut self, spec: &PageTable) {
+        for exception in &spec.exceptions {
+            let column = self.columns.iter().position(|column| *column == exception.column);
+            let row = self.rows.iter_mut().find(|row| row[0].text == exception.row);
+            if let Some((column, row)) = column.zip(row) {
+                let cell = &mut row[column];
+                cell.computed = Some(std::mem::replace(&mut cell.text, exception.printed.clone()));
+                cell.inconsistency = Some(exception.id.clone());
+            }
+        }
+    }
+}
+
+impl PageTable {
+    /// A layout with nothing in it.
+    fn empty(table: TableKind) -> PageTable {
+        PageTable {
+            table,
+            title: String::new(),
+            kind: None,
+            types: Vec::new(),
+            family: None,
+            machine: None,
+            sizes_gb: Vec::new(),
+            sizes_gb_marked: Vec::new(),
+            vcpus: Vec::new(),
+            read_blocks_kb: Vec::new(),
+            write_blocks_kb: Vec::new(),
+            by_type: false,
+            iops_step_from_10000: None,
+            decimals_below_mb_per_s: None,
+            footnotes: Vec::new(),
+            exceptions: Vec::new(),
+            hdd_iops: None,
+            hdd_mb_per_s: None,
+        }
+    }
+}

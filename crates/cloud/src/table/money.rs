@@ -1,0 +1,243 @@
+//! Tables of egress, of sizes that match a hard disk, of prices, and of local SSDs by number.
+
+use super::cells::Cell;
+use super::{Maker, Table};
+use crate::catalogue::{PageTable, VolumeLimits};
+use crate::input::PlanError;
+use crate::prediction::Dimension;
+use crate::site::{Demand, Site};
+
+impl Maker<'_> {
+    /// The types that the network bounds and that grow with their size.
+    fn egress_types(&self, spec: &PageTable) -> Vec<(&str, &VolumeLimits)> {
+        self.types_of(spec)
+            .into_iter()
+            .filter(|(_, disk)| disk.uses_egress)
+            .filter_map(|(name, disk)| disk.volume.as_ref().map(|part| (name, part)))
+            .collect()
+    }
+
+    /// For each type: the most that is written, what it keeps of a full network, and the size
+    /// that reaches the most.
+    pub(super) fn egress_by_type(&self, spec: &PageTable) -> Result<Table, PlanError> {
+        let family = spec.family.as_deref().unwrap_or("");
+        let units = &self.catalogue.units;
+        let mut heads = vec!["vCPUs".to_owned()];
+        for (name, _) in self.egress_types(spec) {
+            heads.push(format!("{name}: limit {}", units.throughput.name()));
+            heads.push(format!("{name}: allocation {}", units.throughput.name()));
+            heads.push(format!("{name}: size {}", units.size.name()));
+        }
+        let mut rows = Vec::new();
+        for range in &spec.vcpus {
+            let mut row = vec![Cell::text(range.to_string())];
+            for (name, part) in self.egress_types(spec) {
+                let machine = self.machine_of(family, range.min);
+                let site = Site::new(self.catalogue, name, &machine, false, 0.0, false)?;
+                let gbit = site.egress_gbit_per_s.unwrap_or(0.0);
+                let most = machine_write(&site);
+                let limit = most.min(site.egress_throughput(gbit, 0.0));
+                let allocation = most.min(site.egress_throughput(gbit, gbit));
+                let size = part.write_mb_per_s_per_gb.map(|rate| whole_up(limit / rate));
+                row.extend([Cell::number(limit), Cell::number(allocation), Cell::known(size)]);
+            }
+            rows.push(row);
+        }
+        Ok(self.table(spec, heads, rows, self.egress_sources()))
+    }
+
+    /// Egress alone, in its own unit: the cap, what disks keep of it, and what both let be written.
+    pub(super) fn egress(&self, spec: &PageTable) -> Result<Table, PlanError> {
+        let family = spec.family.as_deref().unwrap_or("");
+        let types = self.egress_types(spec);
+        let heads = [
+            "vCPUs",
+            "Egress cap MB/s",
+            "Allocated to disks MB/s",
+            "Most written MB/s",
+            "Most written at full network use MB/s",
+        ];
+        let mut rows = Vec::new();
+        for range in &spec.vcpus {
+            let (Some((kind, _)), Some(rule)) = (types.first(), &self.catalogue.egress) else {
+                continue;
+            };
+            let machine = self.machine_of(family, range.min);
+            let site = Site::new(self.catalogue, kind, &machine, false, 0.0, false)?;
+            let Some(gbit) = site.egress_gbit_per_s else { continue };
+            let cap = gbit * rule.throughput_per_gbit;
+            let written =
+                |other| (site.egress_throughput(gbit, other) / site.egress_unit()).round();
+            let mut row = vec![Cell::text(range.to_string())];
+            row.extend([cap, cap * rule.disk_share, written(0.0), written(gbit)].map(Cell::number));
+            rows.push(row);
+        }
+        let heads = heads.map(str::to_owned).to_vec();
+        Ok(self.table(spec, heads, rows, self.egress_sources()))
+    }
+
+    fn egress_sources(&self) -> Vec<crate::prediction::SourceUse> {
+        let rule = self.catalogue.egress.as_ref();
+        self.catalogue.source_uses(rule.map(|rule| (&rule.source, rule.confidence)))
+    }
+
+    /// Sizes that do what a hard disk does.
+    pub(super) fn hdd(&self, spec: &PageTable) -> Table {
+        let (iops, throughput) = (spec.hdd_iops.unwrap_or(0.0), spec.hdd_mb_per_s.unwrap_or(0.0));
+        let unit = self.catalogue.units.throughput.name();
+        let types = self.egress_types(spec);
+        let rate = |part: &VolumeLimits, reads: bool, dimension| match (dimension, reads) {
+            (Dimension::Iops, true) => part.read_iops_per_gb,
+            (Dimension::Iops, false) => part.write_iops_per_gb,
+            (Dimension::Throughput, true) => part.read_mb_per_s_per_gb,
+            (Dimension::Throughput, false) => part.write_mb_per_s_per_gb,
+        };
+        let mut rows = Vec::new();
+        for (label, target, reads, dimension) in [
+            (format!("{iops} small random reads"), iops, true, Dimension::Iops),
+            (format!("{iops} small random writes"), iops, false, Dimension::Iops),
+            (
+                format!("{throughput} {unit} of streaming reads"),
+                throughput,
+                true,
+                Dimension::Throughput,
+            ),
+            (
+                format!("{throughput} {unit} of streaming writes"),
+                throughput,
+                false,
+                Dimension::Throughput,
+            ),
+        ] {
+            let mut row = vec![Cell::text(label)];
+            row.extend(types.iter().map(|(_, part)| {
+                Cell::known(rate(part, reads, dimension).map(|rate| whole_up(target / rate)))
+            }));
+            rows.push(row);
+        }
+        let mut heads = vec!["I/O".to_owned()];
+        let size = self.catalogue.units.size.name();
+        heads.extend(types.iter().map(|(name, _)| format!("{name} ({size})")));
+        let uses = types.iter().map(|(_, part)| (&part.source, part.confidence));
+        self.table(spec, heads, rows, self.catalogue.source_uses(uses))
+    }
+
+    /// Prices as the page of 2019 has them, with the price of a read IOPS.
+    pub(super) fn price(&self, spec: &PageTable) -> Table {
+        let size = self.catalogue.units.size.name();
+        let heads = vec![
+            "Type".to_owned(),
+            format!("USD per {size} and month"),
+            "USD per read IOPS".to_owned(),
+        ];
+        let prices = || self.catalogue.prices.iter().filter(|price| self.shows(&price.kind));
+        let rows = prices()
+            .map(|price| {
+                let rate =
+                    self.catalogue.types.get(&price.kind).and_then(|disk| disk.volume.as_ref());
+                let rate = rate.and_then(|part| part.read_iops_per_gb);
+                vec![
+                    Cell::text(price.kind.clone()),
+                    usd(Some(price.usd_per_gb), 3),
+                    usd(rate.map(|rate| price.usd_per_gb / rate), 4),
+                ]
+            })
+            .collect();
+        let sources = self.catalogue.source_uses(prices().map(|p| (&p.source, p.confidence)));
+        self.table(spec, heads, rows, sources)
+    }
+
+    /// All prices that the catalogue has.
+    pub(super) fn prices(&self, spec: &PageTable) -> Table {
+        let units = &self.catalogue.units;
+        let size = units.size.name();
+        let heads = vec![
+            "Type".to_owned(),
+            format!("USD per {size} and month"),
+            format!("regional, per {size}"),
+            "per IOPS bought".to_owned(),
+            format!("per {} bought", units.throughput.name()),
+            "Region".to_owned(),
+            "Confidence".to_owned(),
+        ];
+        let prices = || self.catalogue.prices.iter().filter(|price| self.shows(&price.kind));
+        let mut footnotes = Vec::new();
+        let rows = prices()
+            .map(|price| {
+                let confidence = self.catalogue.confidence_of(&price.source, price.confidence);
+                if let Some(note) = &price.note {
+                    footnotes.push(format!("{}: {note}", price.kind));
+                }
+                let trusted = if price.disputed { " (disputed)" } else { "" };
+                vec![
+                    Cell::text(price.kind.clone()),
+                    usd(Some(price.usd_per_gb), 3),
+                    usd(price.usd_per_gb_regional, 3),
+                    usd(price.usd_per_iops, 3),
+                    usd(price.usd_per_mb_per_s, 3),
+                    Cell::text(price.region.clone()),
+                    Cell::text(format!("{confidence}{trusted}")),
+                ]
+            })
+            .collect();
+        let sources = self.catalogue.source_uses(prices().map(|p| (&p.source, p.confidence)));
+        let mut table = self.table(spec, heads, rows, sources);
+        table.footnotes.extend(footnotes);
+        table
+    }
+
+    /// Local SSDs by their number.
+    pub(super) fn count(&self, spec: &PageTable) -> Table {
+        let kind = spec.kind.as_deref().unwrap_or("");
+        let unit = self.catalogue.units.throughput.name();
+        let heads = vec![
+            "Disks".to_owned(),
+            "Machine".to_owned(),
+            "Read IOPS".to_owned(),
+            "Write IOPS".to_owned(),
+            format!("Read {unit}"),
+            format!("Write {unit}"),
+        ];
+        let tables = || self.catalogue.per_count.iter().filter(|table| table.kind == kind);
+        let rows = tables()
+            .flat_map(|table| &table.rows)
+            .map(|row| {
+                let machine = row.machine.as_ref().map_or("any", |pattern| pattern.0.as_str());
+                let mut cells = vec![Cell::text(row.disks.to_string()), Cell::text(machine)];
+                let numbers =
+                    [row.read_iops, row.write_iops, row.read_mb_per_s, row.write_mb_per_s];
+                cells.extend(numbers.map(Cell::known));
+                cells
+            })
+            .collect();
+        let sources = self.catalogue.source_uses(tables().map(|t| (&t.source, t.confidence)));
+        let mut table = self.table(spec, heads, rows, sources);
+        table.footnotes.extend(tables().filter_map(|table| table.note.clone()));
+        table
+    }
+}
+
+/// The most that a machine and the type let be written, egress aside.
+fn machine_write(site: &Site<'_>) -> f64 {
+    let demand = Demand { size: f64::INFINITY, disks: 1, iops: None, throughput: None };
+    site.hard_caps(&demand, crate::limits::MIN_BLOCK_BYTES)
+        .iter()
+        .filter(|cap| cap.dimension == Dimension::Throughput)
+        .filter(|cap| cap.kind != crate::catalogue::LimitKind::Egress)
+        .filter_map(|cap| cap.write)
+        .fold(f64::INFINITY, f64::min)
+}
+
+/// Up to a whole number, but for what binary fractions added.
+fn whole_up(number: f64) -> f64 {
+    (number * (1.0 - 4.0 * f64::EPSILON)).ceil()
+}
+
+fn usd(price: Option<f64>, decimals: usize) -> Cell {
+    match price {
+        Some(price) => {
+            Cell { text: format!("{price:.decimals$}"), value: Some(price), ..Cell::default() }
+        }
+        None => Cell::text("not known"),
+    }
+}

@@ -1,0 +1,163 @@
+//! The layers that make a volume as fast, or as slow, as it is meant to be: `limit` and `emulate`.
+
+use std::time::Duration;
+
+use flagstone_limit::{Budget, Burst, EmulationConfig, IoSize, Limit, Mix, Rate, ServiceTime};
+
+use super::diagnostic::Located;
+use super::reader::Reader;
+use crate::units::{format_duration, format_rate};
+
+/// What a rate is in.
+#[derive(Clone, Copy)]
+enum Unit {
+    Ios,
+    Bytes,
+}
+
+impl Unit {
+    fn read(self, reader: &Reader<'_>, key: &str) -> Option<Located<u64>> {
+        match self {
+            Unit::Ios => reader.count(key),
+            Unit::Bytes => reader.rate(key),
+        }
+    }
+
+    fn format(self, rate: u64) -> String {
+        match self {
+            Unit::Ios => rate.to_string(),
+            Unit::Bytes => format!("\"{}\"", format_rate(rate)),
+        }
+    }
+}
+
+/// A limit, of a volume or shared by several. Where there are mistakes, it is any one.
+pub(crate) fn read_limit(reader: &Reader<'_>, title: &str) -> Limit {
+    let burst = reader.table("burst", &format!("{title}.burst"));
+    let limit = Limit {
+        ios: read_budget(reader, burst.as_ref(), "iops", Unit::Ios),
+        bytes: read_budget(reader, burst.as_ref(), "throughput", Unit::Bytes),
+        ..Limit::default()
+    };
+    let keys = ["", "read_", "write_"].map(|of| [format!("{of}iops"), format!("{of}throughput")]);
+    if !keys.iter().flatten().any(|key| reader.has(key)) {
+        let help = "write what it is, such as iops = 15000 or throughput = \"240MB/s\"";
+        reader.report().error(reader.place(), format!("[{title}] limits nothing"), help);
+    }
+    if let Some(burst) = &burst
+        && !keys.iter().flatten().any(|key| burst.has(key))
+    {
+        let help = "write what it is, such as iops = 30000, or remove it";
+        burst.report().error(burst.place(), format!("[{title}.burst] is no burst"), help);
+    }
+    // The range of the schema keeps it to 32 MiB.
+    let size = reader.size("io_size");
+    let size = size.map_or(IoSize::One, |size| IoSize::Units { bytes: size.value as u32 });
+    Limit { read_size: size, write_size: size, ..limit }
+}
+
+/// The keys `KEY`, `read_KEY`, `write_KEY` and `KEY_mix`, and their bursts.
+fn read_budget(reader: &Reader<'_>, burst: Option<&Reader<'_>>, key: &str, unit: Unit) -> Budget {
+    let rate = |key: &str| read_rate(reader, burst, key, unit);
+    let (read_key, write_key, mix_key) =
+        (format!("read_{key}"), format!("write_{key}"), format!("{key}_mix"));
+    let (total, read, write) = (rate(key), rate(&read_key), rate(&write_key));
+    let shared = reader.choice(&mix_key) == "shared";
+    let mistake = |message: String, help: String| {
+        reader.report().error(&reader.key_place(&mix_key), message, help);
+    };
+    if shared && !(reader.has(&read_key) && reader.has(&write_key)) {
+        mistake(
+            format!("`{mix_key}` needs both `{read_key}` and `{write_key}`"),
+            format!("write both, or `{key}` alone for a budget that counts both the same"),
+        );
+    }
+    let bursts = [read, write].map(|rate| rate.and_then(|rate| rate.burst).is_some());
+    if shared && bursts[0] != bursts[1] {
+        mistake(
+            format!("only one of `{read_key}` and `{write_key}` has a burst"),
+            format!("with {mix_key} = \"shared\" they have one budget: write a burst of both"),
+        );
+    }
+    let mix = if shared { Mix::Shared } else { Mix::Separate };
+    Budget { total, read, write, mix }
+}
+
+fn read_rate(
+    reader: &Reader<'_>,
+    burst: Option<&Reader<'_>>,
+    key: &str,
+    unit: Unit,
+) -> Option<Rate> {
+    let sustained = unit.read(reader, key);
+    let peak = burst.and_then(|burst| Some((unit.read(burst, key)?, burst)));
+    if let Some((peak, _)) = &peak {
+        let problem = match &sustained {
+            None if !reader.has(key) => Some(format!("a burst of `{key}` without `{key}`")),
+            Some(sustained) if peak.value <= sustained.value => {
+                Some(format!("the burst of `{key}` is not more than `{key}`"))
+            }
+            _ => None,
+        };
+        if let Some(message) = problem {
+            let help = match &sustained {
+                Some(sustained) => format!("write more than {}", unit.format(sustained.value)),
+                None => format!("write {key} = … in the limit: what it is when there is no credit"),
+            };
+            reader.report().error(&peak.place, message, help);
+        }
+    }
+    let per_second = sustained?.value;
+    let burst = peak.map(|(peak, burst)| Burst {
+        per_second: peak.value,
+        credit: credit(peak.value.saturating_sub(per_second), burst.time_or_default("duration")),
+    });
+    Some(Rate { per_second, burst })
+}
+
+/// What lasts for so long beyond the sustained rate; 1 at the least.
+fn credit(beyond: u64, duration: Duration) -> u64 {
+    let credit = u128::from(beyond) * duration.as_millis() / 1000;
+    u64::try_from(credit).unwrap_or(u64::MAX).max(1)
+}
+
+/// What to emulate. Where there are mistakes, it is anything.
+pub(crate) fn read_emulation(reader: &Reader<'_>, title: &str) -> EmulationConfig {
+    let of = |prefix: &str| {
+        let (latency, p99) = (format!("{prefix}latency"), format!("{prefix}p99"));
+        read_service_time(reader, &latency, &p99)
+    };
+    let (all, read, write) = (of(""), of("read_"), of("write_"));
+    let keys = ["", "read_", "write_"].map(|of| [format!("{of}latency"), format!("{of}p99")]);
+    if !keys.iter().flatten().any(|key| reader.has(key)) {
+        let help = "write the latency, such as latency = \"800us\", p99 = \"3ms\"";
+        reader.report().error(reader.place(), format!("[{title}] emulates nothing"), help);
+    }
+    EmulationConfig {
+        read: read.or(all),
+        write: write.or(all),
+        seed: reader.count_or_default("seed"),
+    }
+}
+
+fn read_service_time(reader: &Reader<'_>, latency: &str, p99: &str) -> Option<ServiceTime> {
+    let (median, tail) = (reader.time(latency), reader.time(p99));
+    let Some(median) = median else {
+        if let Some(tail) = tail.filter(|_| !reader.has(latency)) {
+            let help = format!("write {latency} = … too: the median");
+            reader.report().error(&tail.place, format!("`{p99}` without `{latency}`"), help);
+        }
+        return None;
+    };
+    let most = median.value * flagstone_limit::limits::TAIL_MAX;
+    if let Some(tail) = &tail
+        && !(median.value..=most).contains(&tail.value)
+    {
+        let message = format!("`{p99}` does not go with `{latency}`");
+        let (least, most) = (format_duration(median.value), format_duration(most));
+        let help = format!("write {least} to {most}: 1 to 100 times the median");
+        let related = ("the median is given at", &median.place);
+        reader.report().error_with(&tail.place, message, help, related);
+    }
+    Some(ServiceTime { median: median.value, p99: tail.map_or(median.value, |tail| tail.value) })
+}

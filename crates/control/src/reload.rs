@@ -1,0 +1,164 @@
+//! The limits of a running server: what of a configuration that was read again takes effect at once
+//! is their numbers, and they end before the server does.
+
+use std::sync::Arc;
+
+use flagstone_limit::{Limit, Limiter};
+
+use crate::config::{Config, Diagnostics, Layer, Volume};
+
+/// The limits in force.
+pub(crate) struct Limits {
+    /// Those of [`Config::limits`], in its order.
+    pub(crate) shared: Vec<Arc<Limiter>>,
+    /// The own ones of [`Config::volumes`], in their order.
+    pub(crate) own: Vec<Option<Arc<Limiter>>>,
+}
+
+impl Limits {
+    /// Takes over the numbers of `read` for what runs by `running`, and tells the log what came of
+    /// it. With a mistake anywhere in it, nothing is taken over.
+    pub(crate) fn reload(&self, running: &Config, read: Result<Config, Diagnostics>) {
+        let read = match read {
+            Ok(read) => read,
+            Err(diagnostics) => {
+                let mistakes = diagnostics.render(false);
+                return tracing::error!(
+                    "nothing is changed: the configuration has mistakes\n{mistakes}"
+                );
+            }
+        };
+        let changed = self.apply(running, &read);
+        tracing::info!(changed, "the configuration was read again: limits have its numbers");
+        if without_numbers(running) != without_numbers(&read) {
+            tracing::warn!(
+                "what else was changed in the configuration takes effect at the next start"
+            );
+        }
+    }
+
+    /// Lets everything through: a server that ends shall not wait for its limits.
+    pub(crate) fn lift(&self) {
+        for limiter in self.shared.iter().chain(self.own.iter().flatten()) {
+            // No limit is one that can be set.
+            let _ = limiter.set(Limit::default());
+        }
+    }
+
+    /// Sets the limits that differ; gives how many.
+    fn apply(&self, running: &Config, read: &Config) -> usize {
+        let shared = running.limits.iter().zip(&self.shared).filter_map(|(limit, limiter)| {
+            let read = read.limits.iter().find(|other| other.name == limit.name)?;
+            Some((limiter, read.limit))
+        });
+        let own = running.volumes.iter().zip(&self.own).filter_map(|(volume, limiter)| {
+            let read = read.volumes.iter().find(|other| other.name == volume.name)?;
+            Some((limiter.as_ref()?, own_limit(read)?))
+        });
+        let differ = shared.chain(own).filter(|(limiter, limit)| limiter.limit() != *limit);
+        differ.filter(|(limiter, limit)| limiter.set(*limit).is_ok()).count()
+    }
+}
+
+fn own_limit(volume: &Volume) -> Option<Limit> {
+    volume.layers.iter().find_map(|layer| match layer {
+        Layer::Limit(limit) => Some(*limit),
+        _ => None,
+    })
+}
+
+/// The configuration without what can be changed while it runs.
+fn without_numbers(config: &Config) -> Config {
+    let mut config = config.clone();
+    for shared in &mut config.limits {
+        shared.limit = Limit::default();
+    }
+    for layer in config.volumes.iter_mut().flat_map(|volume| &mut volume.layers) {
+        if let Layer::Limit(limit) = layer {
+            *limit = Limit::default();
+        }
+    }
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_limit::Budget;
+    use flagstone_runtime::block_on;
+
+    use super::*;
+    use crate::stack::{open_limits, open_volume};
+
+    const RUNNING: &str = "[limit.vm]\niops = 100\n[limit.spare]\niops = 7\n\
+        [volume.a]\nlimit.iops = 5\nshared_limit = \"vm\"\ndevice = \"null:1GiB\"\n\
+        [volume.b]\ndevice = \"null:1GiB\"\n";
+
+    fn parse(text: &str) -> Config {
+        Config::parse("f", text).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    async fn open(config: &Config) -> Limits {
+        let mut limits = Limits { shared: open_limits(&config.limits).unwrap(), own: Vec::new() };
+        for volume in &config.volumes {
+            limits.own.push(open_volume(volume, &limits.shared).await.unwrap().limiter);
+        }
+        limits
+    }
+
+    #[test]
+    fn numbers_are_taken_over_by_name() {
+        block_on(async {
+            let running = parse(RUNNING);
+            let limits = open(&running).await;
+            assert_eq!(limits.apply(&running, &running), 0);
+            // Another order, other numbers, and a limit less.
+            let read = parse(
+                "[volume.b]\ndevice = \"null:1GiB\"\n\
+                 [volume.a]\nlimit.throughput = \"5MB/s\"\nshared_limit = \"vm\"\n\
+                 device = \"null:1GiB\"\n[limit.new]\niops = 3\n[limit.vm]\niops = 200\n",
+            );
+            assert_eq!(limits.apply(&running, &read), 2);
+            let ios = |rate| Limit { ios: Budget::total(rate), ..Limit::default() };
+            let bytes = Limit { bytes: Budget::total(5_000_000), ..Limit::default() };
+            assert_eq!(limits.own[0].as_ref().unwrap().limit(), bytes);
+            assert!(limits.own[1].is_none());
+            assert_eq!([0, 1].map(|at| limits.shared[at].limit()), [ios(200), ios(7)]);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn numbers_alone_are_no_other_change() {
+        let running = parse(RUNNING);
+        let numbers = parse(&RUNNING.replace("iops = 5", "read_iops = 9").replace("100", "1"));
+        assert_eq!(without_numbers(&running), without_numbers(&numbers));
+        let layer = parse(&RUNNING.replace("limit.iops = 5\n", ""));
+        assert_ne!(without_numbers(&running), without_numbers(&layer));
+    }
+
+    #[test]
+    fn a_server_that_ends_waits_for_no_limit() {
+        block_on(async {
+            let running = parse(RUNNING);
+            let limits = open(&running).await;
+            limits.lift();
+            for limiter in limits.shared.iter().chain(limits.own.iter().flatten()) {
+                assert_eq!(limiter.limit(), Limit::default());
+            }
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_mistake_changes_nothing() {
+        block_on(async {
+            let running = parse(RUNNING);
+            let limits = open(&running).await;
+            let read = Config::parse("f", &(RUNNING.replace("100", "200") + "[limit.x]\n"));
+            assert!(read.is_err());
+            limits.reload(&running, read);
+            assert_eq!(limits.shared[0].limit(), running.limits[0].limit);
+        })
+        .unwrap();
+    }
+}

@@ -1,0 +1,99 @@
+//! The layer: a device that does no more than its limit allows.
+//!
+//! | call | counts as |
+//! | --- | --- |
+//! | read | a read: its I/Os (see [`crate::IoSize`]) and its bytes |
+//! | write | a write: its I/Os and its bytes |
+//! | flush, discard, write_zeroes | one I/O of the writes, no bytes: no payload moves |
+//! | a call that the device would refuse for its range, or as read-only | nothing |
+//!
+//! Promises: a call within the limit goes on at once, as the child's own future; one beyond it
+//! waits for its turn, in order, before the child sees it. What the child answers is not changed.
+//! Commands wait here for as long as the limit says: front ends bound how many there are, by taking
+//! no more from a host than its queue and their memory hold.
+
+use std::sync::Arc;
+
+use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_runtime::{Buf, BufMut};
+
+use crate::limiter::Limiter;
+use crate::meter::Class;
+
+/// See the module's promises.
+pub struct Limited {
+    child: SharedDevice,
+    geometry: Geometry,
+    limiter: Arc<Limiter>,
+}
+
+impl Limited {
+    /// Limits `child`. A limiter may be shared by any number of devices.
+    pub fn new(child: SharedDevice, limiter: Arc<Limiter>) -> Limited {
+        Limited { geometry: child.geometry(), child, limiter }
+    }
+
+    fn after<T: 'static>(
+        &self,
+        (class, bytes): (Class, usize),
+        call: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
+    ) -> IoFuture<T> {
+        let Some(place) = self.limiter.enter(class, bytes) else { return call(&self.child) };
+        let child = self.child.clone();
+        IoFuture::later(async move {
+            place.turn().await;
+            call(&child).await
+        })
+    }
+
+    /// Whether a change of the range is one that the child refuses.
+    fn refuses(&self, offset: u64, len: u64) -> bool {
+        self.geometry.check_change(offset, len).is_err()
+    }
+}
+
+impl std::fmt::Debug for Limited {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Limited({:?})", self.limiter)
+    }
+}
+
+// `known` stays unanswered: what is read without a call would not count.
+impl BlockDevice for Limited {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        if self.geometry.check_transfer(offset, buf.len()).is_err() {
+            return self.child.read(offset, buf);
+        }
+        self.after((Class::Read, buf.len()), move |child| child.read(offset, buf))
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let transfer = self.geometry.check_transfer(offset, data.len());
+        if transfer.is_err() || self.geometry.read_only {
+            return self.child.write(offset, data, fua);
+        }
+        self.after((Class::Write, data.len()), move |child| child.write(offset, data, fua))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.after((Class::Control, 0), |child| child.flush())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        if self.refuses(offset, len) {
+            return self.child.discard(offset, len);
+        }
+        self.after((Class::Control, 0), move |child| child.discard(offset, len))
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        if self.refuses(offset, len) {
+            return self.child.write_zeroes(offset, len, flags);
+        }
+        self.after((Class::Control, 0), move |child| child.write_zeroes(offset, len, flags))
+    }
+}

@@ -1,0 +1,326 @@
+//! When commands go, and in which order. Pure: the time is an argument, nothing here waits.
+//!
+//! A command may go when every meter that it counts against is free. Among those that may, the flow
+//! (connection) that has had the least goes first: fair queueing by start times in virtual time
+//! (start-time fair queueing), over several resources as in dominant resource fair queueing
+//! (Ghodsi and others, SIGCOMM 2012, the memoryless form): a flow's claim is the larger of those on
+//! the budgets that the command takes from. Within a flow commands of a class keep their order, and
+//! where reads and writes share a budget, they too.
+//!
+//! Reads that wait for a budget of their own do not hold up writes, nor the other way round; and
+//! when both take from one budget, the order of turns lets neither starve.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::task::Waker;
+
+use crate::flows::Flows;
+use crate::limits::{FLOW_WAITING_MAX, GATHER, LATE_MAX, LATE_SPAN, WAITING_MAX};
+use crate::meter::{self, CLASSES, Class, DOMAINS, Domain, Meter, Ticks, ticks};
+use crate::rates::{IoSize, Limit, ONE_IO};
+use crate::waiting::{Request, Ticket, Waiting};
+
+/// What becomes of a command that arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entered {
+    /// It goes now.
+    Go,
+    /// It waits.
+    Wait(Ticket),
+    /// Too many wait: it is to ask again later.
+    Full,
+}
+
+/// A lane's entry in the order of turns: the start of its first command in virtual time, that
+/// command's number, and its flow.
+type Turn = Reverse<(Ticks, u64, u32)>;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    meters: Vec<Meter>,
+    sizes: [IoSize; 2],
+    /// The latest time that anyone knew: cores may ask in another order than their clocks.
+    now: Ticks,
+    flows: Flows,
+    waiting: Waiting,
+    waiting_of: [usize; CLASSES.len()],
+    /// Since when commands of a class have waited without a gap.
+    waiting_since: [Ticks; CLASSES.len()],
+    /// How late a command of a class went, and until when that is made up for.
+    late: [(Ticks, Ticks); CLASSES.len()],
+    /// What the latest command of a class took of the meter that it took most of.
+    latest_cost: [Ticks; CLASSES.len()],
+    turns: [BinaryHeap<Turn>; CLASSES.len()],
+    /// Of each domain: the start of the last command that went, and the furthest end of any.
+    virtual_now: [Ticks; DOMAINS],
+    furthest: [Ticks; DOMAINS],
+}
+
+impl Schedule {
+    pub(crate) fn new(limit: &Limit) -> Schedule {
+        Schedule {
+            meters: meter::meters(limit),
+            sizes: [limit.read_size, limit.write_size],
+            now: Ticks::MIN / 4,
+            flows: Flows::new(),
+            waiting: Waiting::new(),
+            waiting_of: [0; CLASSES.len()],
+            waiting_since: [0; CLASSES.len()],
+            late: [(0, 0); CLASSES.len()],
+            latest_cost: [0; CLASSES.len()],
+            turns: Default::default(),
+            virtual_now: [0; DOMAINS],
+            furthest: [0; DOMAINS],
+        }
+    }
+
+    /// A command of a flow arrives.
+    pub(crate) fn enter(&mut self, now: Ticks, flow: u64, request: Request) -> Entered {
+        if self.meters.is_empty() && self.waiting.count() == 0 {
+            return Entered::Go;
+        }
+        self.now = self.now.max(now);
+        let flow = self.flows.slot(flow, &self.virtual_now);
+        if self.waiting.count() == 0 && self.free_at(request.class) <= self.now {
+            // Nobody has a claim from before: all that was wanted was had.
+            self.virtual_now = self.furthest;
+            self.charge(flow, request);
+            return Entered::Go;
+        }
+        let place = self.flows.get_mut(flow);
+        let full = self.waiting.count() >= WAITING_MAX && place.waiting > 0;
+        if full || place.waiting >= FLOW_WAITING_MAX {
+            return Entered::Full;
+        }
+        place.waiting += 1;
+        let class = request.class.index();
+        let ticket = self.waiting.push(&mut place.lanes[class], flow, request);
+        if self.waiting_of[class] == 0 {
+            self.waiting_since[class] = self.now;
+        }
+        self.waiting_of[class] += 1;
+        self.queue(flow, request.class);
+        Entered::Wait(ticket)
+    }
+
+    /// The next command whose turn has come, if there is one: it is charged for, and goes.
+    pub(crate) fn next(&mut self, now: Ticks) -> Option<Ticket> {
+        self.now = self.now.max(now);
+        let mut best: Option<(Ticks, u64, u32, Class)> = None;
+        for class in CLASSES {
+            if self.waiting_of[class.index()] == 0 || self.free_at(class) > self.now {
+                continue;
+            }
+            if let Some((start, number, flow)) = self.first(class)
+                && best.is_none_or(|best| (start, number) < (best.0, best.1))
+            {
+                best = Some((start, number, flow, class));
+            }
+        }
+        let (_, _, flow, class) = best?;
+        self.note_lateness(class);
+        self.turns[class.index()].pop();
+        let place = self.flows.get_mut(flow);
+        place.queued[class.index()] = false;
+        place.waiting -= 1;
+        let lane = &mut place.lanes[class.index()];
+        let (ticket, _) = self.waiting.first(lane).expect("looked at above");
+        self.waiting.grant(lane, ticket);
+        self.waiting_of[class.index()] -= 1;
+        self.charge(flow, self.waiting.request(ticket));
+        self.queue(flow, class);
+        Some(ticket)
+    }
+
+    /// When the next command can go, if any waits.
+    pub(crate) fn due(&self) -> Option<Ticks> {
+        let classes = CLASSES.into_iter().filter(|class| self.waiting_of[class.index()] > 0);
+        classes.map(|class| self.free_at(class)).min()
+    }
+
+    /// When to look for commands that can go: when the next can, or when a few can, as far as
+    /// [`GATHER`] allows. What that delays is within the tolerance of the meters.
+    pub(crate) fn alarm(&self) -> Option<Ticks> {
+        let gather = ticks(GATHER.as_nanos() as u64);
+        let classes = CLASSES.into_iter().filter(|class| self.waiting_of[class.index()] > 0);
+        let alarm = |class: Class| {
+            let index = class.index();
+            let half = self.latest_cost[index] * (self.waiting_of[index] as Ticks - 1) / 2;
+            let often = self.latest_cost[index] < gather;
+            self.free_at(class) + if often { half.min(gather) } else { 0 }
+        };
+        classes.map(alarm).min()
+    }
+
+    /// Frees the place of a command that goes, or went away: what it was charged is given back
+    /// then.
+    pub(crate) fn leave(&mut self, ticket: Ticket, goes: bool) {
+        if !self.waiting.is_granted(ticket) {
+            let (class, flow) = (self.waiting.request(ticket).class, self.waiting.flow(ticket));
+            let place = self.flows.get_mut(flow);
+            place.waiting -= 1;
+            self.waiting_of[class.index()] -= 1;
+            return self.waiting.remove(&mut place.lanes[class.index()], ticket);
+        }
+        if !goes {
+            let request = self.waiting.request(ticket);
+            let ios = self.ios(request);
+            for meter in self.meters.iter_mut().filter(|meter| meter.counts(request.class)) {
+                meter.refund(meter.cost(request.class, ios, request.bytes));
+            }
+        }
+        self.waiting.free(ticket);
+    }
+
+    /// Takes other numbers. What is owed and saved stays; those who wait keep their order.
+    pub(crate) fn set(&mut self, now: Ticks, limit: &Limit) {
+        self.now = self.now.max(now);
+        let earlier = std::mem::replace(&mut self.meters, meter::meters(limit));
+        meter::inherit(&mut self.meters, self.now, &earlier);
+        self.sizes = [limit.read_size, limit.write_size];
+        self.late = Default::default();
+        // Claims of the old rates mean nothing at the new ones.
+        self.virtual_now = self.furthest;
+        for class in CLASSES {
+            self.turns[class.index()].clear();
+        }
+        for slot in 0..self.flows.len() {
+            let place = self.flows.get_mut(slot);
+            place.finish = self.virtual_now;
+            place.queued = Default::default();
+            for class in CLASSES {
+                self.queue(slot, class);
+            }
+        }
+    }
+
+    pub(crate) fn is_granted(&self, ticket: Ticket) -> bool {
+        self.waiting.is_granted(ticket)
+    }
+
+    pub(crate) fn wait(&mut self, ticket: Ticket, waker: &Waker) {
+        self.waiting.wait(ticket, waker);
+    }
+
+    pub(crate) fn take_waker(&mut self, ticket: Ticket) -> Option<Waker> {
+        self.waiting.take_waker(ticket)
+    }
+
+    pub(crate) fn any_waker(&mut self) -> Option<Waker> {
+        self.waiting.any_waker()
+    }
+
+    /// Number of commands that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.count()
+    }
+
+    /// Number of flows of which a command waits.
+    pub(crate) fn waiting_flows(&self) -> usize {
+        self.flows.waiting()
+    }
+
+    /// A command of a class goes now: by how much was it late? Not by its own doing, but by that of
+    /// whoever keeps the server from its CPU.
+    fn note_lateness(&mut self, class: Class) {
+        let due = self.free_at(class).max(self.waiting_since[class.index()]);
+        let late = (self.now - due).min(ticks(LATE_MAX.as_nanos() as u64));
+        if late > self.late(class) {
+            let until = self.now + ticks(LATE_SPAN.as_nanos() as u64);
+            self.late[class.index()] = (late, until);
+        }
+    }
+
+    /// What is to be made up for.
+    fn late(&self, class: Class) -> Ticks {
+        let (late, until) = self.late[class.index()];
+        if self.now < until { late } else { 0 }
+    }
+
+    /// When all meters that a class counts against are free.
+    fn free_at(&self, class: Class) -> Ticks {
+        let meters = self.meters.iter().filter(|meter| meter.counts(class));
+        meters.map(Meter::free_at).max().unwrap_or(Ticks::MIN)
+    }
+
+    /// What a command counts as, in millionths of an I/O.
+    fn ios(&self, request: Request) -> u64 {
+        match request.class {
+            Class::Read => self.sizes[0].millionths(request.bytes),
+            Class::Write => self.sizes[1].millionths(request.bytes),
+            Class::Control => ONE_IO,
+        }
+    }
+
+    /// Takes a command's cost from its meters, and notes it as had by its flow: in each domain, of
+    /// the scarcest resource.
+    fn charge(&mut self, flow: u32, request: Request) {
+        let (ios, late) = (self.ios(request), self.late(request.class));
+        let mut share = [0; DOMAINS];
+        let mut behind = true;
+        for meter in self.meters.iter_mut().filter(|meter| meter.counts(request.class)) {
+            let cost = meter.cost(request.class, ios, request.bytes);
+            meter.charge(self.now, late, cost);
+            behind &= meter.is_behind(self.now);
+            let share = &mut share[meter.domain() as usize];
+            *share = cost.max(*share);
+        }
+        self.latest_cost[request.class.index()] = share.into_iter().max().unwrap_or(0);
+        if !behind {
+            // The one that binds has made up for it.
+            self.late[request.class.index()] = (0, self.now);
+        }
+        let finish = &mut self.flows.get_mut(flow).finish;
+        for domain in (0..DOMAINS).filter(|domain| share[*domain] > 0) {
+            let start = finish[domain].max(self.virtual_now[domain]);
+            self.virtual_now[domain] = start;
+            finish[domain] = start + share[domain];
+            self.furthest[domain] = self.furthest[domain].max(finish[domain]);
+        }
+    }
+
+    /// Gives a lane its entry in the order of turns, if it has none and anything in it.
+    fn queue(&mut self, flow: u32, class: Class) {
+        let place = self.flows.get_mut(flow);
+        if place.queued[class.index()] {
+            return;
+        }
+        if let Some((_, number)) = self.waiting.first(&place.lanes[class.index()]) {
+            place.queued[class.index()] = true;
+            let now = claim(class, &self.virtual_now);
+            let start = claim(class, &place.finish).max(now);
+            self.turns[class.index()].push(Reverse((start, number, flow)));
+        }
+    }
+
+    /// The first of a class in the order of turns. Entries are corrected here: of lanes whose first
+    /// command went away, and of flows that have had more since.
+    fn first(&mut self, class: Class) -> Option<(Ticks, u64, u32)> {
+        loop {
+            let Reverse((start, number, flow)) = *self.turns[class.index()].peek()?;
+            let place = self.flows.get_mut(flow);
+            let first = self.waiting.first(&place.lanes[class.index()]);
+            let claim = claim(class, &place.finish).max(start);
+            if first.is_some_and(|first| first.1 == number) && claim == start {
+                return Some((start, number, flow));
+            }
+            self.turns[class.index()].pop();
+            match first {
+                None => place.queued[class.index()] = false,
+                Some((_, number)) => {
+                    self.turns[class.index()].push(Reverse((claim, number, flow)));
+                }
+            }
+        }
+    }
+}
+
+/// What a class has to look at of a virtual time for each domain: the later one.
+fn claim(class: Class, times: &[Ticks; DOMAINS]) -> Ticks {
+    let own = if class == Class::Read { Domain::Reads } else { Domain::Writes };
+    times[Domain::Both as usize].max(times[own as usize])
+}
+
+#[cfg(test)]
+mod tests;

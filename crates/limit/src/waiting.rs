@@ -1,0 +1,209 @@
+//! The commands that wait, in slots that are used again, linked into lanes: one lane for each class
+//! of each flow, first come first.
+
+use std::task::Waker;
+
+use crate::meter::Class;
+
+/// No slot.
+const NONE: u32 = u32::MAX;
+
+/// A command's slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket(u32);
+
+#[cfg(test)]
+impl Ticket {
+    pub(crate) fn index(self) -> u32 {
+        self.0
+    }
+}
+
+/// A command, as far as a limit is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) class: Class,
+    /// Of the payload; at most 32 MiB.
+    pub(crate) bytes: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Waiting,
+    Granted,
+}
+
+#[derive(Debug)]
+struct Slot {
+    state: State,
+    request: Request,
+    flow: u32,
+    /// Place in the order of arrival, over all flows.
+    number: u64,
+    before: u32,
+    /// The next of the lane, or the next free slot.
+    behind: u32,
+    waker: Option<Waker>,
+}
+
+/// A list of waiting commands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lane {
+    first: u32,
+    last: u32,
+}
+
+impl Default for Lane {
+    fn default() -> Lane {
+        Lane { first: NONE, last: NONE }
+    }
+}
+
+/// All that wait, and those whose turn has come but who have not gone yet.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    slots: Vec<Slot>,
+    free: u32,
+    count: usize,
+    next_number: u64,
+}
+
+impl Waiting {
+    pub(crate) fn new() -> Waiting {
+        Waiting { slots: Vec::new(), free: NONE, count: 0, next_number: 0 }
+    }
+
+    /// Commands whose turn has not come.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Puts a command at the end of its lane.
+    pub(crate) fn push(&mut self, lane: &mut Lane, flow: u32, request: Request) -> Ticket {
+        let number = self.next_number;
+        self.next_number += 1;
+        let state = State::Waiting;
+        let slot =
+            Slot { state, request, flow, number, before: lane.last, behind: NONE, waker: None };
+        let index = self.free;
+        let index = if index == NONE {
+            self.slots.push(slot);
+            self.slots.len() as u32 - 1
+        } else {
+            self.free = self.slots[index as usize].behind;
+            self.slots[index as usize] = slot;
+            index
+        };
+        match lane.last {
+            NONE => lane.first = index,
+            last => self.slots[last as usize].behind = index,
+        }
+        lane.last = index;
+        self.count += 1;
+        Ticket(index)
+    }
+
+    /// The first of a lane, and its number.
+    pub(crate) fn first(&self, lane: &Lane) -> Option<(Ticket, u64)> {
+        let slot = self.slots.get(lane.first as usize)?;
+        Some((Ticket(lane.first), slot.number))
+    }
+
+    /// Takes a command out of its lane: its turn has come.
+    pub(crate) fn grant(&mut self, lane: &mut Lane, ticket: Ticket) {
+        self.unlink(lane, ticket);
+        self.slots[ticket.0 as usize].state = State::Granted;
+    }
+
+    /// Takes a command that waits out of its lane and frees its slot.
+    pub(crate) fn remove(&mut self, lane: &mut Lane, ticket: Ticket) {
+        self.unlink(lane, ticket);
+        self.free(ticket);
+    }
+
+    fn unlink(&mut self, lane: &mut Lane, ticket: Ticket) {
+        let Slot { before, behind, state, .. } = self.slots[ticket.0 as usize];
+        assert_eq!(state, State::Waiting, "only what waits is in a lane");
+        match before {
+            NONE => lane.first = behind,
+            before => self.slots[before as usize].behind = behind,
+        }
+        match behind {
+            NONE => lane.last = before,
+            behind => self.slots[behind as usize].before = before,
+        }
+        self.count -= 1;
+    }
+
+    /// Frees the slot of a command that goes.
+    pub(crate) fn free(&mut self, ticket: Ticket) {
+        let slot = &mut self.slots[ticket.0 as usize];
+        slot.state = State::Free;
+        slot.waker = None;
+        slot.behind = self.free;
+        self.free = ticket.0;
+    }
+
+    pub(crate) fn is_granted(&self, ticket: Ticket) -> bool {
+        self.slots[ticket.0 as usize].state == State::Granted
+    }
+
+    pub(crate) fn request(&self, ticket: Ticket) -> Request {
+        self.slots[ticket.0 as usize].request
+    }
+
+    pub(crate) fn flow(&self, ticket: Ticket) -> u32 {
+        self.slots[ticket.0 as usize].flow
+    }
+
+    /// Keeps whom to wake.
+    pub(crate) fn wait(&mut self, ticket: Ticket, waker: &Waker) {
+        match &mut self.slots[ticket.0 as usize].waker {
+            Some(kept) => kept.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+    }
+
+    pub(crate) fn take_waker(&mut self, ticket: Ticket) -> Option<Waker> {
+        self.slots[ticket.0 as usize].waker.take()
+    }
+
+    /// Anyone who waits and was polled.
+    pub(crate) fn any_waker(&mut self) -> Option<Waker> {
+        let mut waiting = self.slots.iter_mut().filter(|slot| slot.state == State::Waiting);
+        waiting.find_map(|slot| slot.waker.take())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_keep_their_order_whoever_leaves() {
+        let mut waiting = Waiting::new();
+        let (mut one, mut other) = (Lane::default(), Lane::default());
+        let request = Request { class: Class::Read, bytes: 512 };
+        let tickets: Vec<Ticket> = (0..6).map(|_| waiting.push(&mut one, 0, request)).collect();
+        let far = waiting.push(&mut other, 1, request);
+        for gone in [2, 0, 5] {
+            waiting.remove(&mut one, tickets[gone]);
+        }
+        assert_eq!(waiting.count(), 4);
+        for left in [1, 3, 4] {
+            let (first, number) = waiting.first(&one).unwrap();
+            assert_eq!((first, number), (tickets[left], left as u64));
+            waiting.grant(&mut one, first);
+            assert!(waiting.is_granted(first));
+            waiting.free(first);
+        }
+        assert!(waiting.first(&one).is_none());
+        assert_eq!(waiting.first(&other).unwrap().0, far);
+        // Slots are used again.
+        for _ in 0..6 {
+            waiting.push(&mut one, 0, request);
+        }
+        assert_eq!(waiting.slots.len(), 7);
+    }
+}

@@ -1,0 +1,97 @@
+//! Numbers as they stand at an axis or above a bar.
+
+/// How numbers are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Three digits and a factor of 1,000: `950`, `1.5k`, `15M`.
+    Si,
+    /// Digits in groups: `15,000`.
+    Plain,
+    /// Bytes in factors of 1,024: `4 KiB`.
+    Bytes,
+    /// `1.25` is `125 %`.
+    Percent,
+}
+
+impl Format {
+    /// The text of a finite number.
+    pub fn text(self, value: f64) -> String {
+        match self {
+            Format::Si => scaled(value, 1000.0, &["", "k", "M", "G", "T"], ""),
+            Format::Bytes => scaled(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"], "\u{a0}"),
+            Format::Percent => format!("{}\u{a0}%", digits(value * 100.0)),
+            Format::Plain => grouped(value),
+        }
+    }
+}
+
+/// Three digits that count, without zeroes at the end.
+fn digits(value: f64) -> String {
+    let size = value.abs();
+    let places = match size {
+        _ if size >= 99.95 || size == 0.0 => 0,
+        _ if size >= 9.995 => 1,
+        _ if size >= 0.995 => 2,
+        // Down to numbers that nobody tells from 0.
+        _ => (2 - size.log10().floor() as i64).clamp(3, 9) as usize,
+    };
+    let text = format!("{value:.places$}");
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
+}
+
+fn scaled(value: f64, factor: f64, units: &[&str], gap: &str) -> String {
+    let mut value = value;
+    let mut unit = 0;
+    // What would be written as 1,000 of a unit is 1 of the next.
+    while value.abs() >= factor * 0.9995 && unit + 1 < units.len() {
+        value /= factor;
+        unit += 1;
+    }
+    format!("{}{gap}{}", digits(value), units[unit])
+}
+
+fn grouped(value: f64) -> String {
+    if value.abs() < 1000.0 {
+        return digits(value);
+    }
+    let text = format!("{:.0}", value.abs());
+    let mut out = String::from(if value < 0.0 { "-" } else { "" });
+    for (at, digit) in text.chars().enumerate() {
+        if at > 0 && (text.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Format;
+
+    #[test]
+    fn numbers_are_short_and_true() {
+        let si = [
+            (0.0, "0"),
+            (0.25, "0.25"),
+            (950.0, "950"),
+            (999.96, "1k"),
+            (1500.0, "1.5k"),
+            (15_000.0, "15k"),
+            (1_000_000.0, "1M"),
+            (-2500.0, "-2.5k"),
+        ];
+        for (value, text) in si {
+            assert_eq!(Format::Si.text(value), text);
+        }
+        assert_eq!(Format::Bytes.text(4096.0), "4\u{a0}KiB");
+        assert_eq!(Format::Bytes.text(512.0), "512\u{a0}B");
+        assert_eq!(Format::Percent.text(0.0215), "2.15\u{a0}%");
+        assert_eq!(Format::Plain.text(1_234_567.0), "1,234,567");
+        assert_eq!(Format::Plain.text(0.5), "0.5");
+    }
+}

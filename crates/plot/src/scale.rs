@@ -1,0 +1,134 @@
+//! Numbers to places: the range of an axis, its ticks, and where a number lies.
+
+use crate::figure::{Axis, Scale};
+
+/// Ticks that an axis aims at.
+const TICKS: f64 = 6.0;
+
+/// Most ticks of any axis, whatever its numbers.
+const TICKS_MAX: usize = 24;
+
+/// An axis with its range settled.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    scale: Scale,
+    low: f64,
+    high: f64,
+    /// Numbers to write, in order.
+    pub(crate) ticks: Vec<f64>,
+}
+
+impl Placed {
+    /// An axis that shows all of `values` that it can, beginning and ending at a tick where it is
+    /// linear.
+    pub(crate) fn new(axis: &Axis, values: impl Iterator<Item = f64>) -> Placed {
+        let fits = |value: &f64| value.is_finite() && (axis.scale == Scale::Linear || *value > 0.0);
+        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        for value in values.filter(fits) {
+            low = low.min(value);
+            high = high.max(value);
+        }
+        match axis.scale {
+            Scale::Linear => Placed::linear(low.min(0.0), high.max(0.0)),
+            Scale::Log => Placed::log(low, high),
+        }
+    }
+
+    fn linear(low: f64, high: f64) -> Placed {
+        let span = high - low;
+        // Nothing to show, or more than numbers can tell: an axis from 0 to 1 all the same.
+        if !(span.is_finite() && span > f64::MIN_POSITIVE * 1e6) {
+            return Placed::linear(0.0, 1.0);
+        }
+        let step = nice_step(span / TICKS);
+        let (first, last) = ((low / step).floor(), (high / step).ceil());
+        let count = ((last - first) as usize).min(TICKS_MAX);
+        let ticks = (0..=count).map(|at| (first + at as f64) * step).collect();
+        Placed { scale: Scale::Linear, low: first * step, high: last * step, ticks }
+    }
+
+    fn log(low: f64, high: f64) -> Placed {
+        if !(low.is_finite() && high.is_finite()) {
+            return Placed::log(1.0, 10.0);
+        }
+        // A single number stands in the middle of a factor of 4.
+        let (low, high) = if high / low < 1.01 { (low / 2.0, high * 2.0) } else { (low, high) };
+        let decades = (high / low).log10();
+        let factors: &[f64] = if decades < 3.2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+        let every = (decades / 10.0).ceil().max(1.0) as i32;
+        let mut ticks = Vec::new();
+        let mut decade = low.log10().floor() as i32;
+        while f64::from(decade) <= high.log10() && ticks.len() < TICKS_MAX {
+            let at = factors.iter().map(|factor| factor * 10f64.powi(decade));
+            ticks.extend(at.filter(|tick| (low * 0.999..=high * 1.001).contains(tick)));
+            decade += every;
+        }
+        Placed { scale: Scale::Log, low, high, ticks }
+    }
+
+    /// Where `value` lies, from 0 at the beginning of the axis to 1 at its end; `None` for what
+    /// has no place on it.
+    pub(crate) fn place(&self, value: f64) -> Option<f64> {
+        let place = match self.scale {
+            Scale::Linear => (value - self.low) / (self.high - self.low),
+            Scale::Log if value > 0.0 => (value / self.low).ln() / (self.high / self.low).ln(),
+            Scale::Log => return None,
+        };
+        (-0.001..=1.001).contains(&place).then_some(place)
+    }
+
+    /// Where bars begin.
+    pub(crate) fn base(&self) -> f64 {
+        self.place(0.0).unwrap_or(0.0)
+    }
+}
+
+/// The least of 1, 2, 5, 10, … that is not below `raw`.
+fn nice_step(raw: f64) -> f64 {
+    let decade = 10f64.powf(raw.log10().floor());
+    let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| factor * decade >= raw * 0.999);
+    factor.unwrap_or(10.0) * decade
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn linear_axes_begin_at_zero_and_end_at_a_tick() {
+        let axis = Placed::new(&Axis::linear("IOPS"), [3000.0, 14_000.0].into_iter());
+        assert_eq!(axis.ticks, [0.0, 5000.0, 10_000.0, 15_000.0]);
+        assert_eq!(axis.place(0.0), Some(0.0));
+        assert_eq!(axis.place(7500.0), Some(0.5));
+        assert_eq!(axis.place(20_000.0), None);
+    }
+
+    #[test]
+    fn log_axes_are_of_factors() {
+        let axis = Placed::new(&Axis::log("GB"), [10.0, 1000.0].into_iter());
+        assert_eq!(axis.ticks, [10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0]);
+        assert!((axis.place(100.0).unwrap() - 0.5).abs() < 1e-9);
+        assert_eq!(axis.place(0.0), None);
+        assert_eq!(axis.place(-5.0), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_numbers_have_their_places(
+            values in proptest::collection::vec(any::<f64>(), 0..20),
+            scale in prop_oneof![Just(Scale::Linear), Just(Scale::Log)],
+        ) {
+            let axis = Axis { scale, ..Axis::linear("x") };
+            let placed = Placed::new(&axis, values.iter().copied());
+            prop_assert!(placed.ticks.len() <= TICKS_MAX + 3);
+            prop_assert!(placed.ticks.is_sorted());
+            for value in values.into_iter().chain(placed.ticks.clone()) {
+                if let Some(place) = placed.place(value) {
+                    prop_assert!(place.is_finite());
+                }
+            }
+        }
+    }
+}

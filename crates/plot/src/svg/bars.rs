@@ -1,0 +1,56 @@
+//! Bars in groups, each with its number above.
+
+use crate::figure::Bars;
+use crate::format::Format;
+use crate::scale::Placed;
+use crate::svg::panel::Room;
+use crate::svg::write::{Anchor, Writer};
+
+/// Share of a group's width that its bars fill.
+const FILLED: f64 = 0.76;
+
+/// Widest bar.
+const BAR_WIDTH_MAX: f64 = 64.0;
+
+/// Narrowest bar that has room for its number.
+const NUMBER_WIDTH_MIN: f64 = 26.0;
+
+/// All numbers that the axis is to show.
+pub(super) fn values(bars: &Bars) -> impl Iterator<Item = f64> {
+    bars.groups.iter().flat_map(|group| group.values.iter().flatten()).flat_map(|value| {
+        let (low, high) = value.between.unwrap_or((value.value, value.value));
+        [value.value, low, high]
+    })
+}
+
+pub(super) fn draw(out: &mut Writer, bars: &Bars, format: Format, y: &Placed, room: Room) {
+    let share = room.width / bars.groups.len().max(1) as f64;
+    let width = (share * FILLED / bars.series.len().max(1) as f64).min(BAR_WIDTH_MAX);
+    let base = room.y(y.base());
+    for (number, group) in bars.groups.iter().enumerate() {
+        let middle = room.left + (number as f64 + 0.5) * share;
+        out.text(middle, room.bottom() + 18.0, 12.0, "ink", Anchor::Middle, &group.name);
+        let left = middle - width * bars.series.len() as f64 / 2.0;
+        for (at, ((_, hue), value)) in bars.series.iter().zip(&group.values).enumerate() {
+            let Some(value) = value else { continue };
+            let Some(place) = y.place(value.value) else { continue };
+            let (x, end) = (left + at as f64 * width, room.y(place));
+            out.bar(*hue, x + 1.0, end.min(base), width - 2.0, (end - base).abs());
+            let mut top = end.min(base);
+            let between = value.between.map(|(low, high)| (y.place(low), y.place(high)));
+            if let Some((Some(low), Some(high))) = between {
+                let centre = x + width / 2.0;
+                let (low, high) = (room.y(low), room.y(high));
+                out.straight("axis whisker", (centre, low), (centre, high));
+                for end in [low, high] {
+                    out.straight("axis whisker", (centre - 4.0, end), (centre + 4.0, end));
+                }
+                top = top.min(high);
+            }
+            if width >= NUMBER_WIDTH_MIN {
+                let text = format.text(value.value);
+                out.text(x + width / 2.0, top - 4.0, 11.0, "ink", Anchor::Middle, &text);
+            }
+        }
+    }
+}

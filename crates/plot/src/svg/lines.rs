@@ -1,0 +1,43 @@
+//! Lines and marks.
+
+use crate::figure::{Line, Mark};
+use crate::scale::Placed;
+use crate::svg::panel::Room;
+use crate::svg::write::{Anchor, Writer};
+
+pub(super) fn draw(
+    out: &mut Writer,
+    lines: &[Line],
+    marks: &[Mark],
+    (x, y): (&Placed, &Placed),
+    room: Room,
+) {
+    for mark in marks {
+        let Some(place) = x.place(mark.x) else { continue };
+        let at = room.x(place);
+        out.straight("axis", (at, room.top - 4.0), (at, room.bottom()));
+        // Near the right edge the words stand to the left of their line's end.
+        let anchor = match place {
+            _ if place < 0.15 => Anchor::Start,
+            _ if place > 0.85 => Anchor::End,
+            _ => Anchor::Middle,
+        };
+        out.text(at, room.top - 8.0, 11.0, "ink", anchor, &mark.text);
+    }
+    for line in lines {
+        for piece in &line.pieces {
+            let placed =
+                |(px, py): &(f64, f64)| Some((room.x(x.place(*px)?), room.y(y.place(*py)?)));
+            // A point without a place parts the line: nothing is drawn across it.
+            for run in piece.iter().map(placed).collect::<Vec<_>>().split(Option::is_none) {
+                let run: Vec<(f64, f64)> = run.iter().flatten().copied().collect();
+                if run.len() > 1 {
+                    out.polyline(line.hue, &run);
+                }
+                if line.dots || run.len() == 1 {
+                    run.iter().for_each(|(x, y)| out.dot(line.hue, *x, *y));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! SVG text: what goes in is escaped and rounded, so that it is well-formed whatever it says.
+
+use crate::figure::Hue;
+use crate::svg::hue_class;
+use crate::theme::{DASHES, HUES};
+
+/// Most characters of one text: a picture has no room for more.
+const TEXT_CHARACTERS_MAX: usize = 400;
+
+/// Which part of a text is at the place given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Writer(String);
+
+impl Writer {
+    /// What was written.
+    pub(crate) fn finish(self) -> String {
+        self.0
+    }
+
+    /// Markup of our own.
+    pub(crate) fn raw(&mut self, markup: &str) {
+        self.0.push_str(markup);
+    }
+
+    /// An element that holds nothing but text.
+    pub(crate) fn element(&mut self, name: &str, text: &str) {
+        self.raw(&format!("<{name}>"));
+        self.escaped(text);
+        self.raw(&format!("</{name}>"));
+    }
+
+    pub(crate) fn text(&mut self, x: f64, y: f64, size: f64, class: &str, at: Anchor, text: &str) {
+        let anchor = match at {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        };
+        self.raw(&format!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size:.0}\" class=\"{class}\" \
+             text-anchor=\"{anchor}\">"
+        ));
+        self.escaped(text);
+        self.raw("</text>");
+    }
+
+    /// A text that reads upwards.
+    pub(crate) fn upright(&mut self, x: f64, y: f64, size: f64, class: &str, text: &str) {
+        self.raw(&format!(
+            "<text transform=\"translate({x:.1} {y:.1}) rotate(-90)\" font-size=\"{size:.0}\" \
+             class=\"{class}\" text-anchor=\"middle\">"
+        ));
+        self.escaped(text);
+        self.raw("</text>");
+    }
+
+    pub(crate) fn straight(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
+        let ((x1, y1), (x2, y2)) = (from, to);
+        self.raw(&format!(
+            "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>"
+        ));
+    }
+
+    pub(crate) fn polyline(&mut self, hue: Hue, points: &[(f64, f64)]) {
+        self.raw(&format!("<polyline class=\"line l{}\"", hue_class(hue)));
+        let dash = DASHES[(hue.0 + hue.0 / HUES) % DASHES.len()];
+        if !dash.is_empty() {
+            self.raw(&format!(" stroke-dasharray=\"{dash}\""));
+        }
+        self.raw(" points=\"");
+        for (x, y) in points {
+            self.raw(&format!("{x:.1},{y:.1} "));
+        }
+        self.raw("\"/>");
+    }
+
+    pub(crate) fn dot(&mut self, hue: Hue, x: f64, y: f64) {
+        let class = hue_class(hue);
+        self.raw(&format!("<circle class=\"f{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>"));
+    }
+
+    pub(crate) fn bar(&mut self, hue: Hue, x: f64, y: f64, width: f64, height: f64) {
+        let class = hue_class(hue);
+        self.raw(&format!(
+            "<rect class=\"f{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" \
+             height=\"{height:.1}\"/>"
+        ));
+    }
+
+    /// Text, without what XML does not allow at all.
+    fn escaped(&mut self, text: &str) {
+        for character in text.chars().take(TEXT_CHARACTERS_MAX) {
+            match character {
+                '&' => self.0.push_str("&amp;"),
+                '<' => self.0.push_str("&lt;"),
+                '>' => self.0.push_str("&gt;"),
+                '"' => self.0.push_str("&quot;"),
+                '\t' | '\n' | '\r' => self.0.push(' '),
+                '\u{fffe}' | '\u{ffff}' => {}
+                _ if character.is_control() => {}
+                _ => self.0.push(character),
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! TCP keep alive between simulated nodes: an idle end finds out that its peer is gone.
+//!
+//! No event is scheduled while the peer would answer, so a world in which nothing can happen is
+//! still seen as such. When paths or nodes change, each watched end whose peer would not answer any
+//! more is told so after as long as its probes take.
+
+use std::io;
+
+use super::state::{Event, State, errno};
+use crate::net::KeepAlive;
+use crate::op::Ops;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// How a peer takes a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    /// It acknowledges.
+    There,
+    /// It knows nothing of the connection.
+    Reset,
+    /// Nothing comes back.
+    Silence,
+}
+
+impl State {
+    /// Watches the peer of a socket from now on.
+    pub(crate) fn set_keep_alive(&mut self, raw: i32, keep_alive: KeepAlive) -> io::Result<()> {
+        let (number, end) = self.conn_of(raw).ok_or_else(|| errno(libc::ENOTCONN))?;
+        let conn = self.conns.get_mut(&number).ok_or_else(|| errno(libc::ENOTCONN))?;
+        conn.ends[end].keep_alive = Some(keep_alive);
+        self.probe(number, end);
+        Ok(())
+    }
+
+    /// Paths or nodes have changed: looks at every end whose peer is watched.
+    pub(crate) fn probe_all(&mut self) {
+        let watched: Vec<(u64, usize)> = self
+            .conns
+            .iter()
+            .flat_map(|(number, conn)| [0, 1].map(|end| (*number, end, conn)))
+            .filter(|(_, end, conn)| conn.ends[*end].keep_alive.is_some())
+            .map(|(number, end, _)| (number, end))
+            .collect();
+        for (number, end) in watched {
+            self.probe(number, end);
+        }
+    }
+
+    fn answer(&self, number: u64, end: usize) -> Answer {
+        let Some(conn) = self.conns.get(&number) else { return Answer::There };
+        let (own, peer) = (&conn.ends[end], &conn.ends[1 - end]);
+        if self.is_blocked(own.node, peer.node) || self.is_blocked(peer.node, own.node) {
+            return Answer::Silence;
+        }
+        // One that was closed in order is answered for by its kernel.
+        let forgotten = peer.failed.is_some() || (peer.raw.is_none() && !peer.finished);
+        if forgotten { Answer::Reset } else { Answer::There }
+    }
+
+    fn probe(&mut self, number: u64, end: usize) {
+        let answer = self.answer(number, end);
+        let now = self.now();
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        let own = &mut conn.ends[end];
+        let Some(keep_alive) = own.keep_alive else { return };
+        if answer == Answer::There {
+            own.silent_since = None;
+            return;
+        }
+        let since = *own.silent_since.get_or_insert(now);
+        let idle = self.rng.between(0, u64::from(keep_alive.idle_s) * SECOND_NS);
+        let probes = match answer {
+            Answer::Silence => u64::from(keep_alive.interval_s) * u64::from(keep_alive.probes),
+            _ => 0,
+        };
+        let at = now + idle + probes * SECOND_NS;
+        self.schedule(at, Event::Unanswered(number, end, since));
+    }
+
+    /// The probes of an end since a point of time are over.
+    pub(crate) fn unanswered(&mut self, number: u64, end: usize, since: u64, ops: &mut Ops) {
+        let Some(conn) = self.conns.get(&number) else { return };
+        let own = &conn.ends[end];
+        if own.raw.is_none() || own.silent_since != Some(since) {
+            return;
+        }
+        match self.answer(number, end) {
+            Answer::There => {}
+            Answer::Reset => self.fail_end(number, end, libc::ECONNRESET, ops),
+            Answer::Silence => self.fail_end(number, end, libc::ETIMEDOUT, ops),
+        }
+    }
+}
