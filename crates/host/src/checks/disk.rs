@@ -61,24 +61,26 @@ fn read_ahead(expected: &Expectations, disk: &Disk, out: &mut Judgement) {
     const CHECK: &str = "read-ahead";
     let Some(seen) = &disk.read_ahead_kb else { return };
     let current = seen.value;
-    let (wanted, what, effect) = match expected.workload {
+    let (wanted, what, effect, source) = match expected.workload {
         None => return,
         Some(Workload::Throughput) if current < READ_AHEAD_THROUGHPUT_KB => (
             READ_AHEAD_THROUGHPUT_KB,
             format!("read-ahead of {current} KiB is little for throughput"),
             "sequential buffered reads keep the disk busy; costs memory and IOPS",
+            GOOGLE,
         ),
         Some(Workload::Iops) if current > READ_AHEAD_IOPS_KB => (
             READ_AHEAD_IOPS_KB,
             format!("read-ahead of {current} KiB reads what small random I/O does not want"),
             "no IOPS and throughput spent on blocks that nobody asked for; buffered reads alone",
+            REASONED,
         ),
         Some(_) => return out.right(CHECK, &disk.name, format!("{current} KiB")),
     };
     let change = setting(seen, current.to_string(), wanted.to_string());
     out.findings.push(
         Finding::advice(CHECK, Severity::Medium, &disk.name, what, vec![seen.into()])
-            .effect(effect, GOOGLE)
+            .effect(effect, source)
             .by_writing(vec![change]),
     );
 }

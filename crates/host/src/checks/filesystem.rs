@@ -111,7 +111,7 @@ fn format(disk: &Disk, out: &mut Judgement) {
     };
     out.findings.push(
         Finding::advice("mkfs", Severity::Info, &disk.name, what, evidence)
-            .effect("no background writes of ext4 in the first hours after mkfs", GOOGLE)
+            .effect("no background writes of ext4 after mkfs", GOOGLE)
             .by_hand(
                 format!("mkfs.ext4 -E {options} {node}"),
                 "none: mkfs destroys what was there",
@@ -136,7 +136,7 @@ pub(super) fn lazy_initialisation(facts: &Facts, out: &mut Judgement) {
         .collect();
     out.findings.push(
         Finding::advice(CHECK, Severity::Medium, "host", what, evidence)
-            .effect("measurements are disturbed until it is done", GOOGLE)
+            .effect("measurements are disturbed until it is done", REASONED)
             .by_hand(
                 format!("# full speed, to be done sooner\n{}", command.join("\n")),
                 command.join("\n").replace("init_itable=0", "init_itable=10"),
