@@ -18,6 +18,9 @@ use super::{ApplyError, is_setting};
 
 /// Where the journal is.
 pub const JOURNAL: &str = "/var/lib/flagstone/doctor.journal";
+/// What is locked while settings are changed. It is never removed or replaced, as the journal is:
+/// a program could lock the old one, and write to a journal that nobody finds.
+const LOCK: &str = "/var/lib/flagstone/doctor.lock";
 
 /// One line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +47,7 @@ impl Entry {
 pub(super) struct Journal {
     path: PathBuf,
     file: File,
+    lock: File,
     entries: Vec<Entry>,
 }
 
@@ -52,16 +56,8 @@ impl Journal {
         let path = root.locate(JOURNAL);
         let directory = parent(&path)?;
         std::fs::create_dir_all(directory)?;
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let mut file = File::from(
-            rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(io::Error::from)?,
-        );
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
-            match error {
-                rustix::io::Errno::WOULDBLOCK => ApplyError::Busy,
-                error => ApplyError::Journal(error.into()),
-            }
-        })?;
+        let lock = lock(&root.locate(LOCK))?;
+        let mut file = create(&path)?;
         let mut bytes = Vec::new();
         (&file).take(JOURNAL_BYTES_MAX + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > JOURNAL_BYTES_MAX {
@@ -72,7 +68,7 @@ impl Journal {
         file.set_len(whole as u64)?;
         file.seek(SeekFrom::End(0))?;
         sync_directory(directory)?;
-        Ok(Journal { path, file, entries })
+        Ok(Journal { path, file, lock, entries })
     }
 
     pub(super) fn entries(&self) -> &[Entry] {
@@ -107,6 +103,27 @@ impl Journal {
             sync_directory(parent(&self.path)?)?;
         }
         Ok(())
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        // Not left to the closing of the file: a child between fork and exec still has it open.
+        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
+    }
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    Ok(File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?))
+}
+
+fn lock(path: &Path) -> Result<File, ApplyError> {
+    let file = create(path)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(ApplyError::Busy),
+        Err(error) => Err(ApplyError::Journal(error.into())),
     }
 }
 
