@@ -1,0 +1,1 @@
+//! Measuring block storage.
