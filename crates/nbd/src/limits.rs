@@ -33,9 +33,19 @@ pub const STAGING_MIN_BYTES: usize = 16 << 10;
 /// Largest receive block, in bytes, reached when the peer fills smaller ones.
 pub const STAGING_MAX_BYTES: usize = 256 << 10;
 
-/// Receive blocks of one connection that payloads in flight may keep alive (2 MiB). Beyond it
-/// payloads are copied out, so that a few small writes cannot hold many large blocks.
-pub const PINNED_BLOCKS: usize = 8;
+/// Receive blocks of one connection that payloads in flight may keep alive, in bytes: four of the
+/// largest. Beyond it payloads are copied out, so that a few small writes cannot hold many large
+/// blocks …
+pub const STAGING_AHEAD_BYTES: usize = 1 << 20;
+
+/// … of blocks of this size, in bytes.
+pub const STAGING_PASSING_BYTES: usize = 64 << 10;
+
+/// Receive block at the ceiling of memory, in bytes; had beyond it, one for each connection.
+pub const STAGING_LEAST_BYTES: usize = 4 << 10;
+
+/// While a long option or message waits for memory at the ceiling, how often it is asked for.
+pub const STAGING_PAUSE: Duration = Duration::from_millis(1);
 
 /// Payloads up to this length are awaited in the receive block and handed on as a part of it;
 /// longer ones are received into a buffer of their own, in bytes.
@@ -73,7 +83,7 @@ pub const TICK: Duration = Duration::from_secs(1);
 /// How long a draining connection may take to finish what it has in flight.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a request waits for memory before it fails with ENOMEM.
+/// How long a part of a block larger than 4 KiB waits for memory before it fails with ENOMEM.
 pub const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections that one server serves at a time; more are closed at once. Idle ones cost

@@ -2,44 +2,22 @@
 //! as parts of the very block that they arrived in.
 //!
 //! Promises: memory follows the peer's pace (16 to 256 KiB a block); a part handed on keeps its
-//! block alive, and at most [`PINNED_BLOCKS`] blocks are kept alive so.
+//! block alive, at most [`STAGING_AHEAD_BYTES`] of them; receiving never waits for memory while a
+//! message of less than 4 KiB is in the block, so that what is in flight goes on.
 
 use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 
+use flagstone_runtime::buf::{self, Ahead, TooLarge};
 use flagstone_runtime::net::Stream;
-use flagstone_runtime::{Buf, BufMut, RecvList, buf};
+use flagstone_runtime::{Buf, BufMut, RecvList, time};
 
 use crate::limits::{
-    COPIED_PAYLOAD_BYTES, LOOK_AHEAD_BYTES, PINNED_BLOCKS, STAGED_PAYLOAD_BYTES, STAGING_MAX_BYTES,
-    STAGING_MIN_BYTES,
+    COPIED_PAYLOAD_BYTES, LOOK_AHEAD_BYTES, STAGED_PAYLOAD_BYTES, STAGING_AHEAD_BYTES,
+    STAGING_LEAST_BYTES, STAGING_MAX_BYTES, STAGING_MIN_BYTES, STAGING_PASSING_BYTES,
+    STAGING_PAUSE,
 };
-
-/// How many parts of each of the last blocks are alive.
-type Pins = Rc<[Cell<u32>; PINNED_BLOCKS]>;
-
-/// Counts one part of a block until it is dropped. Drop it when the part itself is gone.
-#[derive(Debug)]
-pub(crate) struct Pin {
-    pins: Pins,
-    block: usize,
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        let count = &self.pins[self.block];
-        count.set(count.get() - 1);
-    }
-}
-
-/// A write's data.
-#[derive(Debug)]
-pub(crate) struct Payload {
-    pub(crate) data: Buf,
-    /// Of the block that `data` is a part of; `None` when it has memory of its own.
-    pub(crate) pin: Option<Pin>,
-}
 
 /// See the module.
 pub(crate) struct Staging {
@@ -52,9 +30,8 @@ pub(crate) struct Staging {
     block_bytes: usize,
     /// Parts were cut off the current block, so its front will not come back.
     cut: bool,
-    /// The current block's place in `pins`; none when all places are taken.
-    place: Option<usize>,
-    pins: Pins,
+    /// Counts the blocks.
+    ahead: Ahead,
     list: Option<RecvList>,
     /// Moves at each receive.
     progress: Rc<Cell<u64>>,
@@ -68,8 +45,7 @@ impl Staging {
             end: 0,
             block_bytes: STAGING_MIN_BYTES,
             cut: false,
-            place: None,
-            pins: Rc::default(),
+            ahead: Ahead::new(STAGING_AHEAD_BYTES),
             list: Some(RecvList::new()),
             progress: Rc::default(),
         }
@@ -94,9 +70,15 @@ impl Staging {
         self.start += count;
     }
 
-    /// Makes room for `want` bytes more, behind what is unread and in one piece with it.
-    async fn make_room(&mut self, want: usize) {
+    /// Makes room for `want` bytes more, behind what is unread and in one piece with it; false when
+    /// there is no memory for it.
+    fn make_room(&mut self, want: usize) -> bool {
         let unread = self.end - self.start;
+        if unread == 0 && !self.may_cut() {
+            // What was there for want of a better is not kept: there may be one now.
+            self.buf = None;
+            (self.start, self.end) = (0, 0);
+        }
         let room = self.buf.as_ref().map_or(0, |buf| buf.len() - self.end);
         if let Some(buf) = &mut self.buf
             && !self.cut
@@ -106,26 +88,49 @@ impl Staging {
             // Nobody holds the front: move back to it. What moves is part of one message.
             buf.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, unread);
-            return;
+            return true;
         }
         if room >= want {
-            return;
+            return true;
         }
-        let bytes = self.block_bytes.max((unread + want).next_power_of_two());
         if unread == 0 {
             // Give the old block back first: it may be the very one that comes again.
             self.buf = None;
+            (self.start, self.end) = (0, 0);
         }
-        let mut fresh = buf::alloc(bytes).await;
+        let Some(mut fresh) = self.block(unread + want) else { return false };
         fresh[..unread].copy_from_slice(self.unread());
         self.buf = Some(fresh);
         (self.start, self.end, self.cut) = (0, unread, false);
-        self.place = self.pins.iter().position(|count| count.get() == 0);
+        true
+    }
+
+    /// A block of at least `least` bytes.
+    fn block(&self, least: usize) -> Option<BufMut> {
+        let bytes = self.block_bytes.max(least.next_power_of_two());
+        let passing = bytes.min(STAGING_PASSING_BYTES).max(least.next_power_of_two());
+        let ahead = self.ahead.try_alloc(bytes);
+        ahead.or_else(|| self.ahead.try_alloc_passing(passing)).or_else(|| {
+            (least <= STAGING_LEAST_BYTES).then(|| buf::alloc_small(STAGING_LEAST_BYTES))
+        })
+    }
+
+    /// Room for one receive: much, or at least something.
+    async fn some_room(&mut self) {
+        while !self.make_room(self.block_bytes / 4) && !self.make_room(1) {
+            // A message of more than a small block: an option, or the words of an error.
+            time::sleep(STAGING_PAUSE).await;
+        }
+    }
+
+    /// True while parts of the current block may be handed on.
+    fn may_cut(&self) -> bool {
+        self.buf.as_ref().is_some_and(|buf| !buf.is_passing())
     }
 
     /// Receives once. Returns how many bytes came; 0 when the peer has closed.
     pub(crate) async fn receive(&mut self, stream: &Stream) -> io::Result<usize> {
-        self.make_room(self.block_bytes / 4).await;
+        self.some_room().await;
         let mut buf = self.buf.take().expect("there is room, so there is a block");
         let room = buf.split_off(self.end);
         let offered = room.len();
@@ -153,38 +158,31 @@ impl Staging {
     }
 
     /// The next `len` bytes of the stream in memory that is a multiple of `align`, as a part of the
-    /// block if that is possible without a copy.
+    /// block if that is possible without a copy. `None` when they were thrown away: there can never
+    /// be memory for them.
     pub(crate) async fn payload(
         &mut self,
         stream: &Stream,
         len: usize,
         align: usize,
-    ) -> io::Result<Payload> {
-        let by_reference = align <= 1 && self.place.is_some();
+    ) -> io::Result<Option<Buf>> {
+        let by_reference = align <= 1 && self.may_cut();
         if len <= if by_reference { STAGED_PAYLOAD_BYTES } else { COPIED_PAYLOAD_BYTES } {
-            while self.unread().len() < len {
-                self.make_room(len - self.unread().len()).await;
+            while self.unread().len() < len && self.make_room(len - self.unread().len()) {
                 if self.receive(stream).await? == 0 {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
             }
         }
-        if self.unread().len() >= len {
-            if let Some(block) = self.place
-                && self.is_aligned(align)
-            {
-                let count = &self.pins[block];
-                count.set(count.get() + 1);
-                let pin = Pin { pins: self.pins.clone(), block };
-                return Ok(Payload { data: self.cut(len), pin: Some(pin) });
-            }
-            let mut own = buf::alloc(len).await;
-            own.copy_from_slice(&self.unread()[..len]);
-            self.consume(len);
-            return Ok(Payload { data: own.freeze(), pin: None });
+        let is_here = self.unread().len() >= len;
+        if is_here && self.may_cut() && self.is_aligned(align) {
+            return Ok(Some(self.cut(len)));
         }
-        let (result, own) = self.receive_into(stream, buf::alloc(len).await).await;
-        result.map(|()| Payload { data: own.freeze(), pin: None })
+        let Ok(own) = buf::acquire(len).await.map_err(|TooLarge| ()) else {
+            return self.skip(stream, len).await.map(|()| None);
+        };
+        let (result, own) = self.receive_into(stream, own).await;
+        result.map(|()| Some(own.freeze()))
     }
 
     fn is_aligned(&self, align: usize) -> bool {
@@ -204,7 +202,9 @@ impl Staging {
         self.consume(here);
         let mut have = here;
         while have < own.len() {
-            self.make_room(LOOK_AHEAD_BYTES).await;
+            // Nothing is unread here: a small block is had in any case.
+            let has_room = self.make_room(LOOK_AHEAD_BYTES);
+            debug_assert!(has_room, "room for as much as the smallest block");
             let mut block = self.buf.take().expect("there is room, so there is a block");
             let mut ahead = block.split_off(self.end);
             let rest = ahead.split_off(LOOK_AHEAD_BYTES);

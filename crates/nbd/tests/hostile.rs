@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::held::Held;
 use common::peer::{Agreed, Peer, hello, request};
 use common::{Running, any_port, in_simulation, leaves_nothing, memory, on_each_driver};
-use flagstone_nbd::limits::{MAX_IN_FLIGHT, MAX_REQUEST_BYTES, PEER_TIMEOUT};
+use flagstone_nbd::limits::{MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_REQUEST_BYTES, PEER_TIMEOUT};
 use flagstone_nbd::wire::Errno;
 use flagstone_nbd::wire::request::{command, command_flag};
 use flagstone_nbd::{Export, ServerOptions};
@@ -120,7 +120,8 @@ fn a_client_may_go_away_at_any_byte() {
 #[test]
 fn a_client_that_never_reads_is_closed_and_holds_little() {
     in_simulation(3, async || {
-        let server = Running::with(memory(1 << 20, 512));
+        let (device, calls) = Held::wrap(memory(1 << 20, 512));
+        let server = Running::with(device);
         let before = buf::memory_held();
         let peer = Peer::begun(&server.address, STRUCTURED).await;
         let mut words = Vec::new();
@@ -134,6 +135,8 @@ fn a_client_that_never_reads_is_closed_and_holds_little() {
         assert!(start.elapsed() >= PEER_TIMEOUT);
         assert!(start.elapsed() < PEER_TIMEOUT * 3);
         assert!(buf::memory_held() - before < 64 << 20);
+        // What had been received when it was closed was not begun for nobody.
+        assert!(calls.begun() < 2 * MAX_IN_FLIGHT_BYTES / (256 << 10), "{}", calls.begun());
     });
 }
 

@@ -11,6 +11,13 @@ pub(crate) const RX_LEAST_BYTES: usize = 4 << 10;
 /// Largest receive buffer of a connection, in bytes: 64 writes of 4 KiB a receive.
 pub(crate) const RX_MAX_BYTES: usize = 256 << 10;
 
+/// Receive buffers of one connection that payloads may keep alive, in bytes: with the payloads of
+/// 128 writes of 4 KiB in them, half is beside those. Beyond it payloads are copied out of …
+pub(crate) const RX_AHEAD_BYTES: usize = 1 << 20;
+
+/// … a receive buffer of this size, in bytes: 15 writes of 4 KiB a receive.
+pub(crate) const RX_PASSING_BYTES: usize = 64 << 10;
+
 /// Payload bytes laid out ahead when a shape is expected: 64 × 4 KiB.
 pub(crate) const RX_EXPECTED_BYTES: usize = 256 << 10;
 
@@ -20,11 +27,23 @@ pub(crate) const RX_SHRINK_AFTER: u32 = 64;
 /// Block that response headers are cut from, in bytes: 170 of 24 B.
 pub(crate) const TX_HEADER_BLOCK_BYTES: usize = 4 << 10;
 
+/// Response headers that wait to be taken by the host, in bytes: 2,730 completions. They are had
+/// beyond the ceiling of memory. At the limit nothing more is received; what is in hand by then may
+/// add as many as a queue has entries.
+pub(crate) const TX_HEADERS_BYTES: usize = 64 << 10;
+
+/// The same of an admin queue with the data of its answers, in bytes: 16 of 4 KiB.
+pub(crate) const TX_ADMIN_BYTES: usize = 64 << 10;
+
 /// Payloads from this size are received straight into a buffer of their own, in bytes.
 pub(crate) const DIRECT_BYTES: usize = 16 << 10;
 
-/// Verify reads in pieces of this size, in bytes.
+/// Compare and Verify read in pieces of this size, in bytes …
 pub(crate) const SCAN_BYTES: usize = 1 << 20;
+
+/// … or of this size when there is no memory, in bytes; had beyond the ceiling, one for each
+/// command in hand.
+pub(crate) const SCAN_LEAST_BYTES: usize = 4 << 10;
 
 /// Common header of a PDU, in bytes.
 pub(crate) const COMMON_HEADER_BYTES: usize = flagstone_nvme::limits::COMMON_HEADER_BYTES;

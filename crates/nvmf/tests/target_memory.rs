@@ -5,6 +5,8 @@ mod support;
 
 use std::sync::Arc;
 
+use flagstone_nvme::command::admin::Identify;
+use flagstone_nvme::identify::Cns;
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::{Sqe, Status};
 use flagstone_nvmf::target::TargetConfig;
@@ -154,7 +156,8 @@ fn a_ceiling_that_all_connections_reach_together() {
         // Each asks to write 4 MiB; all together they may have 2.
         buf::set_memory_limit(memory_in_use() + (2 << 20));
         let bytes = 256 << 10;
-        for (number, queue) in queues.iter_mut().enumerate() {
+        let mut set_aside = Vec::new();
+        for ((number, queue), place) in queues.iter_mut().enumerate().zip(places) {
             let mut pdus = Vec::new();
             for cid in 0..16 {
                 let sgl = SglDescriptor::transport(bytes as u32);
@@ -162,10 +165,10 @@ fn a_ceiling_that_all_connections_reach_together() {
                 let command = Sqe::write(cid as u16, 1, range(start, BLOCK, bytes), false, sgl);
                 pdus.extend(queue.capsule(&command, &[]));
             }
-            queue.send(&pdus).await;
+            set_aside.push(queue.send_through(place, &pdus).await);
         }
         let mut tasks = Vec::new();
-        for (mut queue, mut place) in queues.into_iter().zip(places) {
+        for (mut queue, mut place) in queues.into_iter().zip(set_aside) {
             tasks.push(flagstone_runtime::spawn(async move {
                 let mut ended = 0;
                 while ended < 16 {
@@ -189,6 +192,177 @@ fn a_ceiling_that_all_connections_reach_together() {
         }
         buf::set_memory_limit(limit);
         drop(host);
+        server.is_sound().await;
+    });
+}
+
+/// A host that asks for all memory there is, has some of its writes' data asked for, and sends that
+/// data behind reads that fill the connection's budget and writes that come with their data.
+#[test]
+fn data_that_was_asked_for_is_received_whatever_comes_before_it() {
+    const BYTES: usize = 256 << 10;
+    const TRANSFERS: u16 = 16;
+    const READS: u16 = 64;
+    const WRITES: u16 = 24;
+    on_each_driver(async || {
+        let config = TargetConfig {
+            slow_peer_timeout: std::time::Duration::from_secs(5),
+            ..TargetConfig::default()
+        };
+        let server = Server::of(config, Gate::disk());
+        let host = Host::attach(&server, &Options::default()).await;
+        let mut queue = host.queue(&server, 2).await;
+        queue.set_memory_aside().await;
+        let mut place = buf::alloc(8 << 10).await;
+        let limit = buf::memory_limit();
+        buf::set_memory_limit(memory_in_use() + (2 << 20));
+        let blocks = |cid: u16| range(u64::from(cid) * 64, BLOCK, BYTES);
+        let mut pdus = Vec::new();
+        for cid in 0..TRANSFERS {
+            let sgl = SglDescriptor::transport(BYTES as u32);
+            pdus.extend(queue.capsule(&Sqe::write(cid, 1, blocks(cid), false, sgl), &[]));
+        }
+        place = queue.send_through(place, &pdus).await;
+        let support::Pdu::R2t(first) = queue.pdu().await else { panic!("no R2T") };
+        let mut pdus = Vec::new();
+        for cid in 100..100 + READS {
+            let command = Sqe::read(cid, 1, blocks(cid), BYTES as u32);
+            pdus.extend(queue.capsule(&command, &[]));
+        }
+        for cid in 200..200 + WRITES {
+            let sgl = SglDescriptor::in_capsule(32 << 10);
+            let command = Sqe::write(cid, 1, range(0, BLOCK, 32 << 10), false, sgl);
+            pdus.extend(queue.capsule(&command, &pattern(1, 32 << 10)));
+        }
+        pdus.extend(queue.data_for(&first, &pattern(0, BYTES)));
+        place = queue.send_through(place, &pdus).await;
+        let mut ended = 0;
+        while ended < TRANSFERS + READS + WRITES {
+            match queue.pdu().await {
+                support::Pdu::R2t(r2t) => {
+                    let pdus = queue.data_for(&r2t, &pattern(0, BYTES));
+                    place = queue.send_through(place, &pdus).await;
+                }
+                // That a read succeeded is said with its data.
+                support::Pdu::Data { .. } => ended += 1,
+                support::Pdu::Response(completion) => {
+                    assert_eq!(completion.status(), Status::SUCCESS);
+                    ended += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        buf::set_memory_limit(limit);
+        drop((queue, host, place));
+        server.is_sound().await;
+    });
+}
+
+/// Compare holds its data: it must not wait for as much again.
+#[test]
+fn compare_and_verify_need_no_memory_to_go_on() {
+    on_each_driver(async || {
+        let server = Server::of(TargetConfig::default(), Gate::disk());
+        let mut host = Host::attach(&server, &Options::default()).await;
+        let data = pattern(3, 64 << 10);
+        host.io.write(1, 0, BLOCK, &data).await.unwrap();
+        host.io.set_memory_aside().await;
+        let mut place = buf::alloc(8 << 10).await;
+        server.gate.close();
+        let limit = buf::memory_limit();
+        let mut compare =
+            Sqe::write(1, 1, range(0, BLOCK, 64 << 10), false, SglDescriptor::in_capsule(64 << 10));
+        compare.opcode = flagstone_nvme::IoOpcode::COMPARE.0;
+        let mut verify = Sqe::read(2, 1, range(0, BLOCK, 64 << 10), 0);
+        verify.opcode = flagstone_nvme::IoOpcode::VERIFY.0;
+        let mut pdus = host.io.capsule(&compare, &data);
+        pdus.extend(host.io.capsule(&verify, &[]));
+        place = host.io.send_through(place, &pdus).await;
+        eventually("both have begun", || server.gate.inside() == 2).await;
+        buf::set_memory_limit(0);
+        server.gate.open();
+        for _ in 0..2 {
+            assert_eq!(host.io.response().await.status(), Status::SUCCESS);
+        }
+        // From the start without memory: the one that holds none itself.
+        place = host.io.send_through(place, &host.io.capsule(&verify, &[])).await;
+        assert_eq!(host.io.response().await.status(), Status::SUCCESS);
+        buf::set_memory_limit(limit);
+        drop((host, place));
+        server.is_sound().await;
+    });
+}
+
+#[test]
+fn what_the_ceiling_can_never_give_is_refused() {
+    on_each_driver(async || {
+        let server = Server::of(TargetConfig::default(), Gate::disk());
+        let host = Host::attach(&server, &Options::default()).await;
+        let mut queue = host.queue(&server, 2).await;
+        queue.set_memory_aside().await;
+        let mut place = buf::alloc(8 << 10).await;
+        let limit = buf::memory_limit();
+        buf::set_memory_limit(64 << 10);
+        let blocks = range(0, BLOCK, 1 << 20);
+        let mut pdus = queue.capsule(&Sqe::read(1, 1, blocks, 1 << 20), &[]);
+        let sgl = SglDescriptor::transport(1 << 20);
+        pdus.extend(queue.capsule(&Sqe::write(2, 1, blocks, false, sgl), &[]));
+        let sgl = SglDescriptor::in_capsule(60 << 10);
+        let command = Sqe::write(3, 1, range(0, BLOCK, 60 << 10), false, sgl);
+        pdus.extend(queue.capsule(&command, &pattern(1, 60 << 10)));
+        place = queue.send_through(place, &pdus).await;
+        for _ in 0..3 {
+            assert_eq!(queue.response().await.status(), Status::INTERNAL_ERROR.dnr());
+        }
+        buf::set_memory_limit(limit);
+        drop((queue, host, place));
+        server.is_sound().await;
+    });
+}
+
+/// A host can come to be served when all memory is taken: that it cannot would be an outage.
+#[test]
+fn a_host_attaches_when_there_is_no_memory() {
+    on_each_driver(async || {
+        let server = Server::of(TargetConfig::default(), Gate::disk());
+        let mut host = Host::attach(&server, &Options::default()).await;
+        host.admin.set_memory_aside().await;
+        let mut place = buf::alloc(8 << 10).await;
+        let limit = buf::memory_limit();
+        buf::set_memory_limit(0);
+        assert!(buf::try_alloc(1 << 20).is_none(), "nor is any idle");
+        for _ in 0..40 {
+            let identify = Identify::new(Cns::CONTROLLER, 0).command(5);
+            place = host.admin.send_through(place, &host.admin.capsule(&identify, &[])).await;
+            let support::Pdu::Data { .. } = host.admin.pdu().await else { panic!("no data") };
+        }
+        buf::set_memory_limit(limit);
+        drop((host, place));
+        server.is_sound().await;
+    });
+}
+
+/// Data that was asked for cannot arrive behind more commands than the queue has entries: the host
+/// that sent those is not waited for with the memory in hand.
+#[test]
+fn a_host_that_overfills_its_queue_before_its_data_is_given_up_on() {
+    on_each_driver(async || {
+        let config = TargetConfig {
+            slow_peer_timeout: std::time::Duration::from_secs(1),
+            ..TargetConfig::default()
+        };
+        let server = Server::of(config, Gate::disk());
+        let options = Options { entries: 32, ..Options::default() };
+        let mut greedy = Host::attach(&server, &options).await;
+        let mut pdus = Vec::new();
+        for cid in 0..40 {
+            let sgl = SglDescriptor::transport(256 << 10);
+            let blocks = range(0, BLOCK, 256 << 10);
+            pdus.extend(greedy.io.capsule(&Sqe::write(cid, 1, blocks, false, sgl), &[]));
+        }
+        greedy.io.send(&pdus).await;
+        while let support::Pdu::R2t(_) = greedy.io.pdu().await {}
+        drop(greedy);
         server.is_sound().await;
     });
 }

@@ -19,9 +19,29 @@ pub const BUF_CLASSES: usize = 14;
 /// Default ceiling of pooled memory for one process, in bytes.
 pub const DEFAULT_MEMORY_BYTES: usize = 256 << 20;
 
-/// Idle blocks are cached for each class up to this many bytes a core; beyond it they go back to
-/// the system, so that a burst of large requests does not stay resident.
-pub const BUF_CACHE_BYTES_PER_CLASS: usize = 1 << 20;
+/// Blocks from this size on are mappings of their own, in bytes; smaller ones are cut from slabs.
+pub const BUF_MAPPED_BYTES: usize = 64 << 10;
+
+/// A slab of small blocks, in bytes: 256 of 4 KiB, or 32 of 32 KiB.
+pub const BUF_SLAB_BYTES: usize = 1 << 20;
+
+/// A core keeps idle blocks of this part of the ceiling (1/16: 16 MiB of the default ceiling), so
+/// that a load of any one block size finds its blocks again…
+pub const BUF_IDLE_PART: usize = 16;
+
+/// … and never more than so many bytes of them. Idle blocks are under the ceiling, and go as soon
+/// as anyone waits for memory.
+pub const BUF_IDLE_BYTES_MAX: usize = 16 << 20;
+
+/// Idle blocks of 4 KiB beyond the ceiling that a core keeps: 256 KiB.
+pub const BUF_IDLE_SMALL: usize = 64;
+
+/// A core sets memory for receiving ahead aside in steps of this, in bytes, or of 1/64 of all of
+/// it: what cores together set aside and do not use is at most two steps each.
+pub const BUF_AHEAD_STEP_BYTES: usize = 256 << 10;
+
+/// Pause before memory is asked for again that the system itself refused, in milliseconds.
+pub const BUF_SYSTEM_PAUSE_MS: u64 = 10;
 
 /// Most segments in one vectored send or receive (`UIO_MAXIOV` is 1,024).
 pub const MAX_SEGMENTS: usize = 1024;

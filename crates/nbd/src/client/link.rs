@@ -175,7 +175,8 @@ impl Link {
             self.work.wait_for(ready).await;
             let header_block = match headers.take() {
                 Some(block) => block,
-                None => buf::alloc(HEADER_BLOCK_BYTES).await,
+                // Not from the pool: the calls that wait for it may hold all of that.
+                None => buf::alloc_small(HEADER_BLOCK_BYTES),
             };
             let (rest, last) = self.fill(&mut list, header_block);
             headers = rest;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
 use flagstone_blockdev::{IoError, IoFuture};
+use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::{Buf, BufMut, CoreHandle, buf};
 
 use crate::client::Inner;
@@ -58,6 +59,19 @@ where
     .await
 }
 
+/// A place for the next of `left` bytes. The caller holds as much again on its core, so at the
+/// ceiling of memory this does not wait for others who do: pieces of 4 KiB will do, had beyond it,
+/// one for each call. (Servers that insist on larger blocks are waited for.)
+async fn place(inner: &Inner, left: usize) -> BufMut {
+    if let Some(place) = buf::try_alloc(left) {
+        return place;
+    }
+    if inner.geometry.block_bytes as usize <= BUF_MIN_BYTES {
+        return buf::alloc_small(left.min(BUF_MIN_BYTES));
+    }
+    buf::alloc(left).await
+}
+
 /// A read on `core`; the data is copied, for buffers stay on their cores.
 pub(crate) fn read(
     inner: &Arc<Inner>,
@@ -68,8 +82,13 @@ pub(crate) fn read(
     let (inner, core, len) = (inner.clone(), core.clone(), buf.len());
     IoFuture::later(async move {
         let there = move || async move {
-            let read = inner.read(offset, buf::alloc(len).await).await?;
-            Ok(read.to_vec())
+            let mut read = Vec::with_capacity(len);
+            while read.len() < len {
+                let place = place(&inner, len - read.len()).await;
+                let part = inner.read(offset + read.len() as u64, place).await?;
+                read.extend_from_slice(&part);
+            }
+            Ok(read)
         };
         buf.copy_from_slice(&call(&core, there).await?);
         Ok(buf)
@@ -87,9 +106,15 @@ pub(crate) fn write(
     let (inner, core, data) = (inner.clone(), core.clone(), data.to_vec());
     IoFuture::later(async move {
         let there = move || async move {
-            let mut copy = buf::alloc(data.len()).await;
-            copy.copy_from_slice(&data);
-            inner.write(offset, copy.freeze(), fua).await
+            let mut done = 0;
+            while done < data.len() {
+                let mut copy = place(&inner, data.len() - done).await;
+                let len = copy.len();
+                copy.copy_from_slice(&data[done..done + len]);
+                inner.write(offset + done as u64, copy.freeze(), fua).await?;
+                done += len;
+            }
+            Ok(())
         };
         call(&core, there).await
     })

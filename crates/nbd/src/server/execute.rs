@@ -6,13 +6,12 @@
 use std::rc::Rc;
 
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
-use flagstone_runtime::{BufMut, buf, spawn_detached, time};
+use flagstone_runtime::buf::{self, TooLarge};
+use flagstone_runtime::{Buf, BufMut, spawn_detached};
 
-use crate::limits::MEMORY_TIMEOUT;
 use crate::server::connection::{Answer, Connection};
 use crate::server::partial;
 use crate::session::Action;
-use crate::staging::Payload;
 use crate::wire::Errno;
 use crate::wire::request::Cookie;
 
@@ -73,47 +72,35 @@ fn read(connection: &Rc<Connection>, job: Job, offset: u64, len: usize) {
     }
     let connection = connection.clone();
     spawn_detached(async move {
-        let result = match time::timeout(MEMORY_TIMEOUT, buf::alloc(len)).await {
+        let result = match buf::acquire(len).await {
             Ok(buf) if aligned => connection.session.export.device.read(offset, buf).await,
             Ok(buf) => partial::read(&connection.session, offset, buf).await,
-            Err(_) => Err(IoError::NoMemory),
+            Err(TooLarge) => Err(IoError::NoMemory),
         };
         job.read(&connection, offset, result);
     });
 }
 
 /// Starts a write.
-pub(crate) fn write(
-    connection: &Rc<Connection>,
-    job: Job,
-    offset: u64,
-    fua: bool,
-    payload: Payload,
-) {
+pub(crate) fn write(connection: &Rc<Connection>, job: Job, offset: u64, fua: bool, data: Buf) {
     let session = &connection.session;
-    let aligned = session.is_aligned(offset, payload.data.len() as u64);
+    let aligned = session.is_aligned(offset, data.len() as u64);
     let gate = &session.export.gate;
     if aligned && gate.try_share() {
-        match session.export.device.write(offset, payload.data, fua).try_now() {
+        match session.export.device.write(offset, data, fua).try_now() {
             Ok(result) => {
                 gate.leave_shared();
                 job.changed(connection, result);
             }
             Err(later) => {
                 let inside = Inside(connection.clone());
-                let pin = payload.pin;
-                spawn_detached(async move {
-                    let result = later.await;
-                    job.changed(&inside.0, result);
-                    drop(pin);
-                });
+                spawn_detached(async move { job.changed(&inside.0, later.await) });
             }
         }
         return;
     }
     let connection = connection.clone();
     spawn_detached(async move {
-        let Payload { data, pin } = payload;
         let result = if aligned {
             let inside = Inside::enter(connection.clone()).await;
             let result = connection.session.export.device.write(offset, data, fua).await;
@@ -123,7 +110,6 @@ pub(crate) fn write(
             partial::write(&connection.session, offset, data, fua).await
         };
         job.changed(&connection, result);
-        drop(pin);
     });
 }
 

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::net::{Listener, Stream};
 use flagstone_runtime::{Buf, spawn, task, time};
 
@@ -273,8 +274,8 @@ async fn negotiate(
 const FLUSH_BYTES: usize = 64 << 10;
 
 async fn send(stream: &Stream, out: &mut Vec<u8>) -> io::Result<()> {
-    for part in out.chunks(FLUSH_BYTES) {
-        let mut buf = flagstone_runtime::buf::alloc(part.len()).await;
+    for part in out.chunks(BUF_MIN_BYTES) {
+        let mut buf = flagstone_runtime::buf::alloc_small(part.len());
         buf.copy_from_slice(part);
         let sent: Buf = buf.freeze();
         stream.send_buf(sent).await?;

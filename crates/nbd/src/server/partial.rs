@@ -6,6 +6,7 @@
 //! block beside the payload.
 
 use flagstone_blockdev::{IoError, ZeroFlags};
+use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::{Buf, BufMut, buf, time};
 
 use crate::limits::MEMORY_TIMEOUT;
@@ -50,8 +51,13 @@ impl Split {
     }
 }
 
+/// A place for one block, beside the payload that is held already: so it is not waited for in the
+/// pool without end, where others may wait with payloads of theirs.
 async fn block(session: &Session) -> Result<BufMut, IoError> {
     let bytes = session.geometry().block_bytes as usize;
+    if bytes <= BUF_MIN_BYTES {
+        return Ok(buf::alloc_small(bytes));
+    }
     time::timeout(MEMORY_TIMEOUT, buf::alloc(bytes)).await.map_err(|_| IoError::NoMemory)
 }
 

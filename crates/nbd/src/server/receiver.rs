@@ -3,12 +3,13 @@
 use std::io;
 use std::rc::Rc;
 
+use flagstone_runtime::Buf;
 use flagstone_runtime::task::yield_now;
 
 use crate::server::connection::{Answer, Connection};
 use crate::server::execute::{self, Job};
 use crate::session::Action;
-use crate::staging::{Payload, Staging};
+use crate::staging::Staging;
 use crate::wire::Errno;
 use crate::wire::request::{BadRequestMagic, Request};
 
@@ -98,9 +99,12 @@ async fn take(
         Ok(Action::Write { offset, fua }) => {
             let received = payload(connection, staging, budget).await;
             match received {
-                Ok(payload) if !connection.is_replaced() => {
-                    execute::write(connection, job, offset, fua, payload);
-                }
+                Ok(data) if !connection.is_replaced() => match data {
+                    Some(data) => execute::write(connection, job, offset, fua, data),
+                    None => {
+                        connection.reply(request.cookie, Answer::Failed(Errno::NOMEM), budget);
+                    }
+                },
                 other => {
                     connection.answered(1, budget);
                     return other.map(|_| Some(End::Replaced));
@@ -111,6 +115,8 @@ async fn take(
             connection.answered(1, budget);
             return Ok(Some(End::Replaced));
         }
+        // Nobody will take what is read, and the budget does not hold any more.
+        Ok(Action::Read { .. }) if connection.broken.get() => connection.answered(1, budget),
         Ok(action) => execute::start(connection, job, action),
         Err(error) => {
             let skipped = skip(connection, staging, request.payload_bytes() as usize).await;
@@ -121,11 +127,12 @@ async fn take(
     Ok(None)
 }
 
+/// A write's data; `None` when it was thrown away, because there can never be memory for it.
 async fn payload(
     connection: &Connection,
     staging: &mut Staging,
     len: usize,
-) -> io::Result<Payload> {
+) -> io::Result<Option<Buf>> {
     let align = connection.session.geometry().memory_align_bytes as usize;
     expect(connection, staging, len, async |staging| {
         staging.payload(&connection.stream, len, align).await

@@ -17,12 +17,13 @@ struct Headers {
 
 impl Headers {
     /// Room for one header more; the block before is put into the list first.
-    async fn room(&mut self, list: &mut SendList) {
+    fn room(&mut self, list: &mut SendList) {
         let room = self.block.as_ref().map_or(0, |block| block.len() - self.open);
         if room < MAX_HEADER_BYTES {
             self.close(list);
             self.block = None;
-            self.block = Some(buf::alloc(HEADER_BLOCK_BYTES).await);
+            // Not from the pool: the replies that wait behind it may hold all of that.
+            self.block = Some(buf::alloc_small(HEADER_BLOCK_BYTES));
         }
     }
 
@@ -61,13 +62,13 @@ struct Sender {
 
 impl Sender {
     /// Fills the list with replies that are ready, up to [`SEND_BYTES`].
-    async fn fill(&mut self, connection: &Connection, list: &mut SendList) {
+    fn fill(&mut self, connection: &Connection, list: &mut SendList) {
         if let Some(data) = self.rest.take() {
             self.push_data(data, list);
         }
         while list.bytes() < SEND_BYTES && self.rest.is_none() {
             let Some(reply) = connection.next_reply() else { break };
-            self.headers.room(list).await;
+            self.headers.room(list);
             self.headers.put(connection.session.structured, &reply);
             self.requests += 1;
             self.bytes += reply.budget;
@@ -106,7 +107,7 @@ pub(crate) async fn send_replies(connection: Rc<Connection>) {
                 return;
             }
         }
-        sender.fill(&connection, &mut list).await;
+        sender.fill(&connection, &mut list);
         if connection.broken.get() {
             list.clear();
             sender.rest = None;

@@ -11,16 +11,21 @@
 //!   costs a copy, never correctness.
 //!
 //! The receive buffer grows while it is filled and shrinks when traffic is small, so that an idle
-//! connection holds little.
+//! connection holds little. What payloads keep alive of receive buffers is bounded
+//! ([`RX_AHEAD_BYTES`]): beyond it, and at the ceiling of memory, payloads are copied out.
+//!
+//! Receiving itself never waits for memory: it is by receiving that memory comes back.
 
 use std::collections::VecDeque;
 use std::io;
 
+use flagstone_runtime::buf::{self, Ahead};
 use flagstone_runtime::net::Stream;
-use flagstone_runtime::{Buf, BufMut, RecvList, buf};
+use flagstone_runtime::{Buf, BufMut, RecvList};
 
 use crate::limits::{
-    RX_EXPECTED_BYTES, RX_LEAST_BYTES, RX_MAX_BYTES, RX_MIN_BYTES, RX_SHRINK_AFTER,
+    RX_AHEAD_BYTES, RX_EXPECTED_BYTES, RX_LEAST_BYTES, RX_MAX_BYTES, RX_MIN_BYTES,
+    RX_PASSING_BYTES, RX_SHRINK_AFTER,
 };
 
 /// The shape that the next PDUs are expected to have.
@@ -41,6 +46,8 @@ pub(crate) struct Rx {
     /// Where the next bytes go, in order.
     free: VecDeque<BufMut>,
     list: Option<RecvList>,
+    /// Counts the buffers that are received into.
+    ahead: Ahead,
     /// Size of the next plain receive buffer.
     size: usize,
     small_rounds: u32,
@@ -68,6 +75,7 @@ impl Rx {
             data_bytes: 0,
             free: VecDeque::with_capacity(64),
             list: Some(RecvList::new()),
+            ahead: Ahead::new(RX_AHEAD_BYTES),
             size: RX_MIN_BYTES,
             small_rounds: 0,
             expected: None,
@@ -133,34 +141,37 @@ impl Rx {
     #[inline]
     pub(crate) fn can_take(&self, before: usize, len: usize, align: usize) -> bool {
         let Some(first) = self.data.front() else { return false };
-        let segment = if first.len() > before {
-            &first[before..]
+        let (segment, before) = if first.len() > before {
+            (first, before)
         } else {
-            if first.len() < before {
-                return false;
-            }
             match self.data.get(1) {
-                Some(second) => second,
-                None => return false,
+                Some(second) if first.len() == before => (second, 0),
+                _ => return false,
             }
         };
-        segment.len() >= len && segment.as_ptr().addr().is_multiple_of(align.max(1))
+        let payload = &segment[before..];
+        payload.len() >= len
+            && payload.as_ptr().addr().is_multiple_of(align.max(1))
+            && !segment.is_passing()
     }
 
     /// Takes the first `len` bytes as one buffer, if all of them have arrived and lie together at
-    /// an address that is a multiple of `align`.
+    /// an address that is a multiple of `align`, in a receive buffer that may be kept alive.
     #[inline]
     pub(crate) fn take(&mut self, len: usize, align: usize) -> Option<Buf> {
         if self.data_bytes < len {
             return None;
         }
         let first = self.data.front_mut()?;
-        if first.len() < len || !first.as_ptr().addr().is_multiple_of(align.max(1)) {
+        if first.len() < len
+            || !first.as_ptr().addr().is_multiple_of(align.max(1))
+            || first.is_passing()
+        {
             return None;
         }
         self.data_bytes -= len;
         if first.len() == len {
-            return self.data.pop_front().map(BufMut::freeze);
+            return self.data.pop_front().map(BufMut::settle);
         }
         Some(first.split_to(len).freeze())
     }
@@ -303,11 +314,16 @@ impl Rx {
             self.lay_out_expected(shape);
         }
         if self.free.is_empty() {
-            // Something must be received even at the ceiling of memory: it is by receiving that
-            // transfers end and give theirs back.
-            let place = buf::try_alloc(self.size);
-            self.free.push_back(place.unwrap_or_else(|| buf::alloc_small(RX_LEAST_BYTES)));
+            self.free.push_back(self.plain());
         }
+    }
+
+    /// A plain receive buffer, had in any case.
+    fn plain(&self) -> BufMut {
+        let ahead = self.ahead.try_alloc(self.size);
+        ahead
+            .or_else(|| self.ahead.try_alloc_passing(self.size.min(RX_PASSING_BYTES)))
+            .unwrap_or_else(|| buf::alloc_small(RX_LEAST_BYTES))
     }
 
     /// Places for a run of PDUs of the expected shape, and a plain buffer behind them. Begins at
@@ -320,7 +336,7 @@ impl Rx {
         let count = (RX_EXPECTED_BYTES / shape.payload.max(1)).clamp(1, 64);
         for _ in 0..count {
             let (Some(header), Some(payload)) =
-                (self.header_place(shape.header), buf::try_alloc(shape.payload))
+                (self.header_place(shape.header), self.ahead.try_alloc(shape.payload))
             else {
                 break;
             };
@@ -331,7 +347,7 @@ impl Rx {
 
     fn header_place(&mut self, len: usize) -> Option<BufMut> {
         if self.headers.as_ref().is_none_or(|block| block.len() < len) {
-            self.headers = Some(buf::try_alloc(RX_MIN_BYTES)?);
+            self.headers = Some(self.ahead.try_alloc(RX_MIN_BYTES)?);
         }
         self.headers.as_mut().map(|block| block.split_to(len))
     }

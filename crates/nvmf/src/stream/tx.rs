@@ -24,6 +24,9 @@ pub(crate) struct Tx {
     in_flight: Cell<bool>,
     /// Bytes pushed and not yet sent.
     queued_bytes: Cell<usize>,
+    /// Of those, headers: pushed since the last send began, and in it.
+    header_bytes: Cell<usize>,
+    sending_header_bytes: Cell<usize>,
     /// Rung whenever a send has ended.
     progress: Rc<sync::Notify>,
 }
@@ -76,6 +79,8 @@ impl Tx {
             sent_bytes: Cell::new(0),
             in_flight: Cell::new(false),
             queued_bytes: Cell::new(0),
+            header_bytes: Cell::new(0),
+            sending_header_bytes: Cell::new(0),
             progress,
         }
     }
@@ -98,6 +103,7 @@ impl Tx {
         let place = &mut block[out.run..out.run + max];
         let len = write(place).expect("room for the longest header");
         out.run += len;
+        self.header_bytes.set(self.header_bytes.get() + len);
         self.queued(len, first);
     }
 
@@ -133,6 +139,12 @@ impl Tx {
         self.queued_bytes.get()
     }
 
+    /// Bytes of headers pushed and not yet sent; those of a send in flight count until it has ended.
+    #[inline]
+    pub(crate) fn queued_header_bytes(&self) -> usize {
+        self.header_bytes.get() + self.sending_header_bytes.get()
+    }
+
     /// True while something waits to be sent or is being sent.
     pub(crate) fn is_busy(&self) -> bool {
         self.in_flight.get() || !self.out.borrow().is_empty()
@@ -155,8 +167,15 @@ impl Tx {
         out.run = 0;
         drop(out);
         self.queued_bytes.set(0);
+        self.header_bytes.set(0);
+        self.sending_header_bytes.set(0);
         self.more.notify();
         self.progress.notify();
+    }
+
+    /// True when nothing is sent any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.get() == State::Closed
     }
 
     /// Waits until everything pushed so far, and since, has been sent.
@@ -191,6 +210,7 @@ impl Tx {
                 }
             }
             self.in_flight.set(false);
+            self.sending_header_bytes.set(0);
             self.progress.notify();
         }
     }
@@ -200,6 +220,7 @@ impl Tx {
         let mut out = self.out.borrow_mut();
         out.close_run();
         std::mem::swap(empty, &mut out.list);
+        self.sending_header_bytes.set(self.header_bytes.take());
     }
 
     fn sent(&self, count: usize) {

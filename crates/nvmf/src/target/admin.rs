@@ -9,7 +9,8 @@ use flagstone_nvme::limits::IDENTIFY_BYTES;
 use flagstone_nvme::opcode::AdminOpcode;
 use flagstone_nvme::sgl::DataPointer;
 use flagstone_nvme::status::Status;
-use flagstone_runtime::{Buf, BufMut};
+use flagstone_runtime::limits::BUF_MIN_BYTES;
+use flagstone_runtime::{Buf, BufMut, buf};
 
 use super::controller::Controller;
 use super::error_log::NO_LOCATION;
@@ -115,14 +116,18 @@ impl Controller {
 ///
 /// # Errors
 /// Data SGL Length Invalid when the command has no room for so much, or what is wrong with its
-/// SGL; Internal Error, to be retried, when there is no memory.
+/// SGL; Internal Error, to be retried, when there is no memory for more than 4 KiB.
 pub(super) fn reply_data(command: &Sqe, bytes: usize) -> Result<BufMut, Status> {
     match DataPointer::parse(&command.data, 0) {
         Ok(DataPointer::Transport { data_bytes }) if data_bytes as usize >= bytes => {}
         Ok(_) => return Err(Status::DATA_SGL_LENGTH_INVALID.dnr()),
         Err(error) => return Err(error.status().dnr()),
     }
-    let mut data = flagstone_runtime::buf::try_alloc(bytes).ok_or(Status::INTERNAL_ERROR)?;
+    // What a host needs to come to be served at all is not refused for want of memory; an admin
+    // queue's answers that wait to be taken are few.
+    let data =
+        if bytes <= BUF_MIN_BYTES { Some(buf::alloc_small(bytes)) } else { buf::try_alloc(bytes) };
+    let mut data = data.ok_or(Status::INTERNAL_ERROR)?;
     data.fill(0);
     Ok(data)
 }

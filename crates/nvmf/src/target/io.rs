@@ -12,11 +12,11 @@ use flagstone_nvme::limits::NAMESPACE_ID_ALL;
 use flagstone_nvme::status::sct;
 use flagstone_nvme::wire::Wire;
 use flagstone_nvme::{Cqe, IoOpcode, Sqe, Status};
-use flagstone_runtime::{Buf, buf, spawn_detached};
+use flagstone_runtime::{Buf, BufMut, buf, spawn_detached};
 
 use super::connection::Connection;
 use super::{NO_LOCATION, Namespace};
-use crate::limits::SCAN_BYTES;
+use crate::limits::{SCAN_BYTES, SCAN_LEAST_BYTES};
 
 /// The status that a device's failure becomes.
 pub(crate) fn status_of(error: IoError) -> Status {
@@ -104,18 +104,25 @@ impl Connection {
         let namespace = namespace.ok_or(Status::INVALID_NAMESPACE.dnr())?;
         let span = self.span(&namespace, &BlockCommand::parse(command))?;
         check_length(command, span)?;
-        let command = *command;
         self.with_controller(|_, queue| queue.counters.read(span.len as u64));
-        let Some(place) = buf::try_alloc(span.len) else {
-            let connection = self.clone();
-            spawn_detached(async move {
-                let place = buf::alloc(span.len).await;
-                let result = namespace.device.read(span.offset, place).await;
-                connection.read_done(&command, result, payload);
-            });
-            return Ok(());
-        };
-        match namespace.device.read(span.offset, place).try_now() {
+        match buf::try_alloc(span.len) {
+            Some(place) => self.read_into(&namespace, *command, span.offset, place, payload),
+            None => self.wait_to_read(namespace, command, span.offset, span.len, payload),
+        }
+        Ok(())
+    }
+
+    /// Reads into a place that is there; the command counts as in hand, with `payload` bytes.
+    #[inline]
+    pub(super) fn read_into(
+        self: &Rc<Self>,
+        namespace: &Namespace,
+        command: Sqe,
+        offset: u64,
+        place: BufMut,
+        payload: usize,
+    ) {
+        match namespace.device.read(offset, place).try_now() {
             Ok(result) => self.read_done(&command, result, payload),
             Err(later) => {
                 let connection = self.clone();
@@ -124,7 +131,6 @@ impl Connection {
                 });
             }
         }
-        Ok(())
     }
 
     #[inline]
@@ -335,25 +341,44 @@ async fn deallocate(namespace: &Namespace, fields: DatasetManagement, data: &[u8
     Status::SUCCESS
 }
 
+/// Compares in pieces: a command that holds its data must not wait for as much again.
 async fn compare(namespace: &Namespace, span: Span, data: &[u8]) -> Status {
-    let place = buf::alloc(span.len).await;
-    match namespace.device.read(span.offset, place).await {
-        Ok(found) if found[..] == *data => Status::SUCCESS,
-        Ok(_) => Status::COMPARE_FAILURE.dnr(),
-        Err(error) => status_of(error),
+    let mut at = 0;
+    while at < span.len {
+        let Some(place) = scan_place(namespace, (span.len - at) as u64) else {
+            return status_of(IoError::NoMemory);
+        };
+        match namespace.device.read(span.offset + at as u64, place).await {
+            Ok(found) if found[..] == data[at..at + found.len()] => at += found.len(),
+            Ok(_) => return Status::COMPARE_FAILURE.dnr(),
+            Err(error) => return status_of(error),
+        }
     }
+    Status::SUCCESS
 }
 
 /// Reads the range, in pieces, and throws the data away.
 async fn verify(namespace: &Namespace, (offset, len): (u64, u64)) -> Status {
     let mut at = 0;
     while at < len {
-        let part = (len - at).min(SCAN_BYTES as u64);
-        let place = buf::alloc(part as usize).await;
+        let Some(place) = scan_place(namespace, len - at) else {
+            return status_of(IoError::NoMemory);
+        };
+        let part = place.len() as u64;
         if let Err(error) = namespace.device.read(offset + at, place).await {
             return status_of(error);
         }
         at += part;
     }
     Status::SUCCESS
+}
+
+/// A place for the next of `left` bytes. At the ceiling that is a block of at most 4 KiB; where
+/// blocks are larger there is none, and the host is asked to come again.
+fn scan_place(namespace: &Namespace, left: u64) -> Option<BufMut> {
+    let part = left.min(SCAN_BYTES as u64) as usize;
+    let least = part.min(SCAN_LEAST_BYTES);
+    buf::try_alloc(part).or_else(|| {
+        least.is_multiple_of(1 << namespace.block_shift).then(|| buf::alloc_small(least))
+    })
 }

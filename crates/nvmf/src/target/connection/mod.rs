@@ -13,14 +13,15 @@
 //!   or memory of ours takes is not held against it;
 //! - a namespace that is taken away is let go within [`WATCHDOG_PERIOD`], idle or not.
 //!
-//! `receive` parses, `fast` carries out what is plain, `grant` asks for data, `io` and `admin` carry out, `respond` answers.
+//! `receive` parses, `fast` carries out what is plain, `waiting` has commands wait for memory and asks
+//! for data, `io` and `admin` carry out, `respond` answers.
 
 mod admin;
 mod fast;
-mod grant;
 mod receive;
 mod respond;
 mod transfer;
+mod waiting;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -28,17 +29,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flagstone_nvme::Status;
 use flagstone_nvme::pdu::{Digests, Encoder, Fatal, Receiver, encode_term_req};
-use flagstone_nvme::{Sqe, Status};
+use flagstone_runtime::buf::Reserve;
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, sync, task, time};
 
 use super::{Connected, Controller, Namespace, NamespaceTable, Queue, Target};
-use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT, WATCHDOG_PERIOD};
+use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 use crate::stream::rx::{Rx, RxError};
 use crate::stream::tx::Tx;
 use transfer::Transfers;
+use waiting::Waiting;
 
 /// What the tasks of a connection share. They all live on one core.
 pub(crate) struct Connection {
@@ -54,8 +57,14 @@ pub(crate) struct Connection {
     payload_bytes: Cell<usize>,
     /// Of those, what is being transferred with R2T: it falls by receiving alone.
     transfer_bytes: Cell<usize>,
-    /// Commands in hand whose data is to be asked for when there is room, and how many bytes.
-    ungranted: RefCell<VecDeque<(Sqe, usize)>>,
+    /// Commands in hand without memory.
+    waiting: RefCell<VecDeque<Waiting>>,
+    /// Memory that the receiver can go on with, while data is asked for.
+    reserve: Reserve,
+    /// Longest data in a capsule, in bytes; 0 before Connect.
+    in_capsule_bytes: Cell<u32>,
+    /// Beyond so many bytes that wait to be taken by the host nothing is received.
+    queued_bytes_max: Cell<usize>,
     /// Nothing more is received: nothing more is asked for.
     ended: Cell<bool>,
     /// Rung when what is in hand falls, and when a send has ended.
@@ -151,7 +160,10 @@ impl Connection {
             outstanding: Cell::new(0),
             payload_bytes: Cell::new(0),
             transfer_bytes: Cell::new(0),
-            ungranted: RefCell::default(),
+            waiting: RefCell::default(),
+            reserve: Reserve::new(room.clone()),
+            in_capsule_bytes: Cell::new(0),
+            queued_bytes_max: Cell::new(TX_ADMIN_BYTES),
             ended: Cell::new(false),
             room,
             received: Cell::new(0),
@@ -182,7 +194,7 @@ impl Connection {
 
     /// Ends in order: commands in hand are awaited, their responses sent if the peer takes them.
     async fn finish(&self, rx: &mut Rx, end: End) {
-        self.give_up_transfers();
+        self.give_up_waiting();
         if let End::Violation { fatal, offending } = &end {
             self.tx.header(HEADER_BYTES_MAX, |out| {
                 encode_term_req(out, Receiver::Controller, *fatal, offending)
@@ -219,7 +231,11 @@ impl Connection {
     /// it is listened to and does not send what it must.
     fn peer_owes(&self) -> bool {
         let receives = match self.awaits.get() {
-            Awaits::Nothing => false,
+            // More commands than the queue has entries: the data of others is behind them.
+            Awaits::Nothing => {
+                let entries = self.with_controller(|_, queue| queue.entries).unwrap_or(1);
+                self.outstanding.get() >= u32::from(entries) && !self.transfers.borrow().is_empty()
+            }
             Awaits::NextPdu => !self.transfers.borrow().is_empty(),
             Awaits::RestOfPdu => true,
         };

@@ -22,6 +22,7 @@ use flagstone_runtime::{Buf, BufMut, buf};
 use super::{Awaits, Connection, End};
 use crate::limits::{
     COMMON_HEADER_BYTES, CONTROLLER_DATA_ALIGNMENT, DIRECT_BYTES, HEADER_BYTES_MAX,
+    TX_HEADERS_BYTES,
 };
 use crate::stream::rx::{Rx, Shape};
 use crate::target::{admin_data_bytes, connect};
@@ -178,7 +179,9 @@ impl Connection {
     async fn wait_for_room(&self) {
         let entries = self.with_controller(|_, queue| queue.entries).unwrap_or(1);
         if !self.has_room(entries) {
-            self.room.wait_for(|| self.has_room(entries).then_some(())).await;
+            // Once nothing is sent any more the end is near, and room may never come.
+            let go_on = || self.has_room(entries) || self.tx.is_closed();
+            self.room.wait_for(|| go_on().then_some(())).await;
         }
     }
 
@@ -190,7 +193,8 @@ impl Connection {
         // Transfers alone must not keep others waiting: their data comes behind those.
         self.outstanding.get() < u32::from(entries)
             && (payload < budget || payload == self.transfer_bytes.get())
-            && self.tx.queued_bytes() < budget
+            && self.tx.queued_bytes() < self.queued_bytes_max.get()
+            && self.tx.queued_header_bytes() < TX_HEADERS_BYTES
     }
 
     /// A command capsule, with or without data.
@@ -225,8 +229,11 @@ impl Connection {
         rx.expect(habit.saw(wants_place.then_some(shape)));
         let status = match pointer {
             Err(error) => error.status().dnr(),
-            Ok(_) if !data.intact => Status::TRANSIENT_TRANSPORT_ERROR,
-            Ok(_) => return self.execute(rules, command, Some(data.bytes)).await,
+            Ok(_) => match data.state {
+                Arrived::Whole => return self.execute(rules, command, Some(data.bytes)).await,
+                Arrived::Damaged => Status::TRANSIENT_TRANSPORT_ERROR,
+                Arrived::TooLarge => Status::INTERNAL_ERROR.dnr(),
+            },
         };
         self.advance_queue();
         self.respond(Cqe::new(command.cid.get(), status));
@@ -290,12 +297,26 @@ impl Connection {
         let bytes = match rx.take(len, align) {
             Some(bytes) => bytes,
             None => {
-                let place = buf::alloc(len).await;
+                let Ok(place) = self.place_for_capsule(len).await else {
+                    return self.throw_away(rx, len, digest_bytes).await;
+                };
                 self.fill(rx, place).await?.freeze()
             }
         };
         let intact = digest_bytes == 0 || self.digest(rx, crc32c(&bytes)).await?;
-        Ok(Payload { bytes, intact })
+        Ok(Payload { bytes, state: if intact { Arrived::Whole } else { Arrived::Damaged } })
+    }
+
+    /// Receives and drops data for which there can never be memory.
+    async fn throw_away(&self, rx: &mut Rx, len: usize, digest: usize) -> Result<Payload, End> {
+        let mut left = len + digest;
+        while left > 0 {
+            self.arrive(rx, 1).await?;
+            let part = left.min(rx.available());
+            rx.skip(part);
+            left -= part;
+        }
+        Ok(Payload { bytes: buf::alloc_small(0).freeze(), state: Arrived::TooLarge })
     }
 
     /// Reads a data digest and compares it.
@@ -432,7 +453,12 @@ impl Connection {
                 self.advance_queue();
                 self.respond(Cqe::with_result(cid, Status::SUCCESS, u64::from(result)));
                 let io_bytes = self.target.config().in_capsule_bytes;
-                Ok(Some(if qid == 0 { ADMIN_IN_CAPSULE_BYTES } else { io_bytes }))
+                let bytes = if qid == 0 { ADMIN_IN_CAPSULE_BYTES } else { io_bytes };
+                self.in_capsule_bytes.set(bytes);
+                if qid != 0 {
+                    self.queued_bytes_max.set(self.target.config().connection_payload_bytes);
+                }
+                Ok(Some(bytes))
             }
             Err(refusal) => refuse(Cqe::with_result(cid, refusal.status, refusal.result.into())),
         }
@@ -455,8 +481,17 @@ fn direction(command: &Sqe) -> DataDirection {
 /// Data that came with a PDU.
 struct Payload {
     bytes: Buf,
-    /// It matches its digest, or has none.
-    intact: bool,
+    state: Arrived,
+}
+
+/// What became of it.
+enum Arrived {
+    /// It is here, and matches its digest if it has one.
+    Whole,
+    /// It does not match its digest.
+    Damaged,
+    /// It was thrown away: memory for it can never be had.
+    TooLarge,
 }
 
 /// The first `len` bytes, of which the caller knows that they have arrived.

@@ -1,140 +1,84 @@
 //! Aligned, pooled buffers: the memory that payloads live in from the socket to the disk.
 //!
 //! Promises: every buffer starts on a 4 KiB boundary of its block; taking and dropping one in the
-//! steady state allocates nothing; the sum of all blocks of a process, in use and cached, never
-//! exceeds the configured ceiling ([`set_memory_limit`]): beyond it [`alloc`] waits.
+//! steady state allocates nothing; the sum of all blocks of a process, in use and idle, never
+//! exceeds the configured ceiling ([`set_memory_limit`]), and what is given back beyond a few idle
+//! blocks is not resident any more. Only [`alloc_small`] goes beyond the ceiling, for what must not
+//! fail and is bounded by its users.
 //!
 //! [`BufMut`] is an exclusive view, [`Buf`] a shared read-only one; views of one block never
 //! overlap unless all of them are `Buf`. Buffers belong to one core and are not `Send`.
+//!
+//! # At the ceiling
+//!
+//! 1. Whoever waits ([`acquire`], [`alloc`]) waits in one queue of all cores, first come first
+//!    served; while it is not empty nobody is given memory past it.
+//! 2. Who waits holds nothing that others wait for: all memory of a command is acquired at once,
+//!    and before that the command holds none.
+//! 3. Memory that is held for as long as a peer likes, because it was received into before anyone
+//!    knew what would come, is counted apart ([`Ahead`]): at most a quarter of the ceiling.
+//! 4. Memory whose return hangs on its connection's receiver (data that was asked for) comes with a
+//!    [`Reserve`] that the receiver can go on with.
+//! 5. What must go out or come in for memory to come back at all, takes [`alloc_small`].
+//!
+//! So the queue always moves. Idle blocks go to the first in it at once, from whatever core.
+//! Blocks in use are of three kinds. Those received ahead leave three quarters of the ceiling, and
+//! nobody may ask for more at a time ([`TooLarge`]). A command's memory comes back when the device
+//! and the peer are done with it, and neither waits for the pool (2, 5): the device ends by itself
+//! and peers that make no progress are given up on. Data that was asked for arrives behind
+//! other commands, and receiving those waits for nothing but the connection's own reserve, which
+//! is with the device (4). Hence all that is in use and not ahead comes back in the end while
+//! nothing new is given (1), and then the first in the queue fits.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::cell::RefCell;
-use std::future::poll_fn;
+mod pool;
+mod quota;
+mod system;
+
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, Range};
-use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Poll, Waker};
+use std::time::Duration;
 
-use crate::limits::{
-    BUF_ALIGN_BYTES, BUF_CACHE_BYTES_PER_CLASS, BUF_CLASSES, BUF_MAX_BYTES, BUF_MIN_BYTES,
-    DEFAULT_MEMORY_BYTES, ZEROES_BYTES,
-};
+use crate::limits::{BUF_MAX_BYTES, BUF_MIN_BYTES, BUF_SYSTEM_PAUSE_MS, ZEROES_BYTES};
 
-static LIMIT_BYTES: AtomicUsize = AtomicUsize::new(DEFAULT_MEMORY_BYTES);
-static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
+use pool::{Block, PARTS, Wait, class_bytes, class_of};
+pub use quota::{Ahead, Reserve};
 
 /// Sets the ceiling of pooled memory for this process, in bytes. Blocks already held stay.
 pub fn set_memory_limit(bytes: usize) {
-    LIMIT_BYTES.store(bytes, Ordering::Relaxed);
+    pool::set_limit(bytes);
 }
 
 /// The ceiling of pooled memory, in bytes.
 pub fn memory_limit() -> usize {
-    LIMIT_BYTES.load(Ordering::Relaxed)
+    pool::limit()
 }
 
-/// Pooled memory held by this process now, in use and cached, in bytes.
+/// Pooled memory held by this process now, in use and idle, in bytes; what [`alloc_small`] gave
+/// beyond the ceiling is in it.
 pub fn memory_held() -> usize {
-    HELD_BYTES.load(Ordering::Relaxed)
+    pool::held()
 }
 
-/// One allocation of a size class. Owned by buffers and, when idle, by the pool of its core.
-struct Block {
-    ptr: NonNull<u8>,
-    class: usize,
+/// The same without what [`alloc_small`] gave: what the ceiling bounds.
+pub fn memory_under_ceiling() -> usize {
+    pool::taken()
 }
 
-impl Block {
-    fn bytes(&self) -> usize {
-        class_bytes(self.class)
-    }
-
-    fn new(class: usize, beyond_limit: bool) -> Option<Rc<Block>> {
-        let bytes = class_bytes(class);
-        let limit = if beyond_limit { usize::MAX } else { LIMIT_BYTES.load(Ordering::Relaxed) };
-        let reserve = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= limit);
-        HELD_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).ok()?;
-        // SAFETY: the layout has a non-zero size.
-        let ptr = unsafe { alloc_zeroed(layout(bytes)) };
-        let Some(ptr) = NonNull::new(ptr) else {
-            HELD_BYTES.fetch_sub(bytes, Ordering::Relaxed);
-            return None;
-        };
-        Some(Rc::new(Block { ptr, class }))
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        // SAFETY: `ptr` came from `alloc_zeroed` with this very layout and is freed once.
-        unsafe { dealloc(self.ptr.as_ptr(), layout(self.bytes())) };
-        HELD_BYTES.fetch_sub(self.bytes(), Ordering::Relaxed);
-    }
-}
-
-fn layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes, BUF_ALIGN_BYTES).expect("class sizes are valid layouts")
-}
-
-const fn class_bytes(class: usize) -> usize {
-    BUF_MIN_BYTES << class
-}
-
-fn class_of(len: usize) -> usize {
-    let units = len.div_ceil(BUF_MIN_BYTES).max(1);
-    units.next_power_of_two().trailing_zeros() as usize
-}
-
-/// The idle blocks of one core, and those who wait for one.
-#[derive(Default)]
-struct Pool {
-    idle: [Vec<Rc<Block>>; BUF_CLASSES],
-    waiting: Vec<Waker>,
-}
-
-thread_local! {
-    static POOL: RefCell<Pool> = RefCell::new(Pool::default());
-}
-
-impl Pool {
-    fn take(&mut self, class: usize) -> Option<Rc<Block>> {
-        if let Some(block) = self.idle[class].pop() {
-            return Some(block);
-        }
-        if let Some(block) = Block::new(class, false) {
-            return Some(block);
-        }
-        // At the ceiling: idle blocks of other classes make room before anyone has to wait.
-        for idle in &mut self.idle {
-            idle.clear();
-            idle.shrink_to_fit();
-        }
-        Block::new(class, false)
-    }
-
-    fn put(&mut self, block: Rc<Block>) {
-        let class = block.class;
-        let keep = (BUF_CACHE_BYTES_PER_CLASS / class_bytes(class)).max(1);
-        if self.idle[class].len() < keep {
-            self.idle[class].push(block);
-        }
-        for waker in self.waiting.drain(..) {
-            waker.wake();
-        }
-    }
-}
+/// More than the ceiling can ever be sure to give at a time: three quarters of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("more memory than the ceiling can ever give")]
+pub struct TooLarge;
 
 fn release(block: Rc<Block>) {
     if Rc::strong_count(&block) == 1 {
-        // At thread exit the pool may be gone; then the block frees itself.
-        let mut block = Some(block);
-        let _ = POOL.try_with(|pool| {
-            if let (Ok(mut pool), Some(block)) = (pool.try_borrow_mut(), block.take()) {
-                pool.put(block);
-            }
-        });
+        let block = match block.holder.take() {
+            Some(holder) => holder.released(block),
+            None => Some(block),
+        };
+        if let Some(block) = block {
+            pool::put(block);
+        }
     }
 }
 
@@ -144,23 +88,23 @@ pub fn try_alloc(len: usize) -> Option<BufMut> {
     if len > BUF_MAX_BYTES {
         return None;
     }
-    let block = POOL.with(|pool| pool.borrow_mut().take(class_of(len)))?;
+    let block = pool::try_take(class_of(len))?;
     Some(BufMut(View::new(block, 0, len)))
 }
 
-/// A buffer of at most 4 KiB for what must not fail: the headers of responses. It counts towards
-/// the memory held but is had beyond the ceiling too, so callers bound how many they hold.
+/// A buffer of at most 4 KiB for what must not fail: the headers of responses, and the next bytes
+/// from a peer. It is had beyond the ceiling, so callers bound how many they hold.
 ///
 /// # Panics
 /// When `len` exceeds 4 KiB, or the system itself has no memory.
 pub fn alloc_small(len: usize) -> BufMut {
     assert!(len <= BUF_MIN_BYTES, "small buffers are of {BUF_MIN_BYTES} bytes at most");
-    let block = POOL.with(|pool| pool.borrow_mut().idle[0].pop());
-    let block = block.or_else(|| Block::new(0, true)).expect("4 KiB of memory");
+    let block = pool::take_small().expect("4 KiB of memory");
     BufMut(View::new(block, 0, len))
 }
 
-/// A buffer of `len` bytes, waiting at the memory ceiling until buffers come back.
+/// A buffer of `len` bytes, waiting in the queue at the memory ceiling. For lengths that are known
+/// to fit; otherwise see [`acquire`].
 ///
 /// # Panics
 /// When `len` exceeds [`BUF_MAX_BYTES`]: callers bound requests before they ask for memory.
@@ -169,22 +113,73 @@ pub async fn alloc(len: usize) -> BufMut {
     if let Some(buf) = try_alloc(len) {
         return buf;
     }
+    let [block, _] = wait([Some(class_of(len)), None]).await;
+    BufMut(View::new(block.expect("asked for"), 0, len))
+}
+
+/// A buffer of `len` bytes for a command from outside, waiting in the queue at the memory ceiling.
+/// The caller holds nothing that others wait for (see the module).
+///
+/// # Errors
+/// [`TooLarge`] at once for what might never fit.
+pub async fn acquire(len: usize) -> Result<BufMut, TooLarge> {
+    check(len, 0)?;
+    Ok(alloc(len).await)
+}
+
+/// As [`acquire`], together with `reserve_len` bytes for `reserve`, unless it is filled already.
+///
+/// # Errors
+/// [`TooLarge`] at once when both together might never fit.
+pub async fn acquire_with_reserve(
+    len: usize,
+    reserve: &Reserve,
+    reserve_len: usize,
+) -> Result<BufMut, TooLarge> {
+    check(len, reserve_len)?;
+    if let Some(buf) = try_alloc_with_reserve(len, reserve, reserve_len) {
+        return Ok(buf);
+    }
+    // Both, even if it is filled now: it may not be when our turn comes.
+    let second = (reserve_len > 0).then(|| class_of(reserve_len));
+    let [block, second] = wait([Some(class_of(len)), second]).await;
+    match second {
+        Some(second) if reserve.is_filled() => pool::put(second),
+        Some(second) => reserve.fill(second),
+        None => {}
+    }
+    Ok(BufMut(View::new(block.expect("asked for"), 0, len)))
+}
+
+/// As [`acquire_with_reserve`], now or not at all.
+pub fn try_alloc_with_reserve(len: usize, reserve: &Reserve, reserve_len: usize) -> Option<BufMut> {
+    let reserve_len = if reserve.is_filled() { 0 } else { reserve_len };
+    check(len, reserve_len).ok()?;
+    let buf = try_alloc(len)?;
+    if reserve_len > 0 {
+        reserve.fill(pool::try_take(class_of(reserve_len))?);
+    }
+    Some(buf)
+}
+
+fn check(len: usize, reserve_len: usize) -> Result<(), TooLarge> {
+    let part = |len: usize| if len == 0 { 0 } else { class_bytes(class_of(len)) };
+    let is_possible = len.max(reserve_len) <= BUF_MAX_BYTES;
+    if is_possible && part(len) + part(reserve_len) <= pool::most() {
+        Ok(())
+    } else {
+        Err(TooLarge)
+    }
+}
+
+/// Waits for blocks of these classes, all at once.
+async fn wait(classes: [Option<usize>; PARTS]) -> [Option<Rc<Block>>; PARTS] {
     loop {
-        // Memory may also come back on another core, which cannot wake us: look again each
-        // millisecond while waiting.
-        let mut registered = false;
-        let returned = poll_fn(|cx| {
-            if registered {
-                return Poll::Ready(());
-            }
-            registered = true;
-            POOL.with(|pool| pool.borrow_mut().waiting.push(cx.waker().clone()));
-            Poll::Pending
-        });
-        let _ = crate::time::timeout(std::time::Duration::from_millis(1), returned).await;
-        if let Some(buf) = try_alloc(len) {
-            return buf;
+        if let Some(blocks) = Wait::new(classes).await {
+            return blocks;
         }
+        // Below the ceiling, and yet the system has no more.
+        crate::time::sleep(Duration::from_millis(BUF_SYSTEM_PAUSE_MS)).await;
     }
 }
 
@@ -290,6 +285,28 @@ impl BufMut {
         Buf(self.0)
     }
 
+    /// As [`BufMut::freeze`], for a payload that stays where it was received: when it is most of
+    /// its block, and nobody has another part, the block counts as received [`Ahead`] no longer.
+    #[inline]
+    pub fn settle(self) -> Buf {
+        let block = &self.0.block;
+        if Rc::strong_count(block) == 1
+            && 2 * self.0.len >= block.bytes()
+            && let Some(holder) = block.holder.take()
+            && !holder.settle(block)
+        {
+            block.holder.set(Some(holder));
+        }
+        self.freeze()
+    }
+
+    /// True when payloads must be copied out, because a part must not keep the block: it is beyond
+    /// the ceiling ([`alloc_small`]), or of [`Ahead::try_alloc_passing`].
+    #[inline]
+    pub fn is_passing(&self) -> bool {
+        self.0.block.is_passing.get()
+    }
+
     /// The address that the driver hands to the kernel.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         self.0.ptr()
@@ -378,6 +395,7 @@ impl std::fmt::Debug for Buf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::BUF_CLASSES;
 
     #[test]
     fn classes_cover_every_length() {

@@ -1,0 +1,109 @@
+//! What real loop devices and files are used for. Where loop devices, or what makes file
+//! systems, are not to be had, a test says so and tests the rest.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use flagstone_host::inspect::{Target, Use, inspect};
+
+const SIZE_BYTES: u64 = 8 << 20;
+
+/// Runs a command; what it printed if it did well.
+fn run(words: &[&str]) -> Option<String> {
+    let output = Command::new(words[0]).args(&words[1..]).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// A loop device over a new file, detached when dropped.
+struct Loop {
+    device: PathBuf,
+}
+
+impl Loop {
+    fn new(file: &Path) -> Option<Loop> {
+        let device = run(&["losetup", "--find", "--show", file.to_str()?])?;
+        Some(Loop { device: device.into() })
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("-d").arg(&self.device).status();
+    }
+}
+
+fn blank(directory: &Path) -> PathBuf {
+    let file = directory.join("disk");
+    fs::File::create(&file).and_then(|file| file.set_len(SIZE_BYTES)).expect("a sparse file");
+    file
+}
+
+fn kinds(uses: &[Use]) -> Vec<&'static str> {
+    uses.iter()
+        .filter_map(|found| match found {
+            Use::Signature { signature, .. } => Some(signature.kind),
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn a_blank_file_is_free_and_one_with_a_file_system_is_not() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = blank(directory.path());
+    let found = inspect(&file).expect("it is there");
+    assert!(found.is_free(), "{:?}", found.reasons());
+    assert_eq!(found.target, Target::File { size_bytes: SIZE_BYTES });
+    if run(&["mkfs.ext4", "-q", file.to_str().expect("UTF-8")]).is_none() {
+        return eprintln!("skipped: no mkfs.ext4 here");
+    }
+    let found = inspect(&file).expect("it is there");
+    assert!(!found.is_free());
+    assert_eq!(kinds(&found.uses), ["ext4"]);
+}
+
+#[test]
+fn what_holds_no_data_is_not_free() {
+    for path in ["/", "/dev/null"] {
+        let found = inspect(Path::new(path)).expect("it is there");
+        assert!(!found.is_free() && found.target == Target::Other, "{path}");
+        assert_eq!(found.reasons().len(), 1);
+    }
+    assert!(inspect(Path::new("/no/such/device")).is_err());
+}
+
+#[test]
+fn a_loop_device_through_its_life() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = blank(directory.path());
+    let Some(device) = Loop::new(&file) else {
+        return eprintln!("skipped: no loop devices here (root is needed)");
+    };
+    let found = inspect(&device.device).expect("it is there");
+    assert!(found.is_free(), "{:?}", found.reasons());
+    let name = device.device.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
+    assert_eq!(found.target, Target::BlockDevice { name: name.clone(), size_bytes: SIZE_BYTES });
+    let of_file = inspect(&file).expect("it is there");
+    assert_eq!(of_file.uses, [Use::Loop { device: name.clone() }]);
+
+    let node = device.device.to_str().expect("UTF-8");
+    if run(&["mkswap", node]).is_some() {
+        assert_eq!(kinds(&inspect(&device.device).expect("there").uses), ["swap"]);
+    }
+    if run(&["mkfs.ext4", "-q", "-F", node]).is_none() {
+        return eprintln!("skipped in part: no mkfs.ext4 here");
+    }
+    assert_eq!(kinds(&inspect(&device.device).expect("there").uses), ["ext4"]);
+    let at = directory.path().join("mounted");
+    fs::create_dir(&at).expect("a directory");
+    if run(&["mount", node, at.to_str().expect("UTF-8")]).is_none() {
+        return eprintln!("skipped in part: cannot mount here");
+    }
+    let found = inspect(&device.device);
+    run(&["umount", at.to_str().expect("UTF-8")]).expect("it was mounted");
+    let found = found.expect("it is there");
+    let at = at.display().to_string();
+    assert_eq!(found.uses[0], Use::Mounted { device: name, at });
+    assert!(found.reasons()[0].contains("is mounted at"));
+}

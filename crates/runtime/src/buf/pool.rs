@@ -1,0 +1,471 @@
+//! The ceiling, the queue of those who wait at it, and the idle blocks of each core.
+//!
+//! The policy, and why it cannot stand still, are told in the parent module.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+
+use super::quota::Holder;
+use super::system;
+use crate::limits::{
+    BUF_AHEAD_STEP_BYTES, BUF_CLASSES, BUF_IDLE_BYTES_MAX, BUF_IDLE_PART, BUF_IDLE_SMALL,
+    BUF_MIN_BYTES, DEFAULT_MEMORY_BYTES,
+};
+
+static LIMIT_BYTES: AtomicUsize = AtomicUsize::new(DEFAULT_MEMORY_BYTES);
+/// Blocks under the ceiling, in use and idle.
+static TAKEN_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Blocks of [`super::alloc_small`], in use and idle.
+static SMALL_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// What cores have set aside, of the ceiling, for receiving ahead.
+static AHEAD_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Those who wait, first come first.
+static QUEUE: Mutex<VecDeque<Arc<Ticket>>> = Mutex::new(VecDeque::new());
+/// How many they are: looked at without the lock.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// The idle blocks of every core, for whoever is at the ceiling.
+static CORES: Mutex<Vec<Weak<Mutex<Idle>>>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn set_limit(bytes: usize) {
+    LIMIT_BYTES.store(bytes, SeqCst);
+    serve();
+}
+
+pub(super) fn limit() -> usize {
+    LIMIT_BYTES.load(Relaxed)
+}
+
+pub(super) fn held() -> usize {
+    TAKEN_BYTES.load(Relaxed) + SMALL_BYTES.load(Relaxed)
+}
+
+pub(super) fn taken() -> usize {
+    TAKEN_BYTES.load(Relaxed)
+}
+
+/// What of the ceiling may be set aside for receiving ahead.
+fn ahead_limit() -> usize {
+    limit() / 4
+}
+
+/// The most that one acquisition can be sure to be given some day.
+pub(super) fn most() -> usize {
+    limit() - ahead_limit()
+}
+
+pub(super) const fn class_bytes(class: usize) -> usize {
+    BUF_MIN_BYTES << class
+}
+
+pub(super) fn class_of(len: usize) -> usize {
+    let units = len.div_ceil(BUF_MIN_BYTES).max(1);
+    units.next_power_of_two().trailing_zeros() as usize
+}
+
+/// Puts `bytes` under the ceiling, if they fit.
+fn charge(bytes: usize) -> bool {
+    let limit = LIMIT_BYTES.load(SeqCst);
+    let fits = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum <= limit);
+    TAKEN_BYTES.fetch_update(SeqCst, SeqCst, fits).is_ok()
+}
+
+/// Takes `bytes` from under the ceiling again: those who wait are served with them.
+fn discharge(bytes: usize) {
+    TAKEN_BYTES.fetch_sub(bytes, SeqCst);
+    serve();
+}
+
+/// Memory of one size class. Owned by views and, when idle, by its core.
+pub(super) struct Block {
+    pub(super) ptr: NonNull<u8>,
+    pub(super) class: usize,
+    /// Beyond the ceiling: of [`super::alloc_small`].
+    pub(super) is_small: bool,
+    /// What counts the block while it is in use, and is told of its end.
+    pub(super) holder: Cell<Option<Holder>>,
+    /// What is received into it is copied out: see [`super::BufMut::is_passing`].
+    pub(super) is_passing: Cell<bool>,
+}
+
+impl Block {
+    fn new(ptr: NonNull<u8>, class: usize, is_small: bool) -> Rc<Block> {
+        let (holder, is_passing) = (Cell::new(None), Cell::new(is_small));
+        Rc::new(Block { ptr, class, is_small, holder, is_passing })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        class_bytes(self.class)
+    }
+
+    /// A block whose bytes have been charged.
+    fn charged(class: usize) -> Option<Rc<Block>> {
+        match system::give(class_bytes(class)) {
+            Some(ptr) => Some(Block::new(ptr, class, false)),
+            None => {
+                discharge(class_bytes(class));
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let bytes = self.bytes();
+        // SAFETY: `ptr` came from `give` with the bytes of this class; the last owner is gone.
+        unsafe { system::take_back(self.ptr, bytes) };
+        if self.is_small {
+            SMALL_BYTES.fetch_sub(bytes, Relaxed);
+        } else {
+            discharge(bytes);
+        }
+    }
+}
+
+/// A block that nobody uses.
+pub(super) struct Spare(Rc<Block>);
+
+// SAFETY: made of the only reference to a block without a holder, so the counter of references is
+// nobody else's, and what is behind the pointer is plain memory.
+unsafe impl Send for Spare {}
+
+impl Spare {
+    fn new(block: Rc<Block>) -> Spare {
+        debug_assert_eq!(Rc::strong_count(&block), 1, "a block that is in use is not idle");
+        Spare(block)
+    }
+}
+
+/// The idle blocks of one core.
+#[derive(Default)]
+struct Idle {
+    classes: [Vec<Spare>; BUF_CLASSES],
+    bytes: usize,
+    small: Vec<Spare>,
+}
+
+impl Idle {
+    fn pop(&mut self, class: usize) -> Option<Rc<Block>> {
+        let Spare(block) = self.classes[class].pop()?;
+        self.bytes -= block.bytes();
+        Some(block)
+    }
+
+    /// Keeps a block, in place of others of which there are more than enough.
+    fn keep(&mut self, block: Rc<Block>) {
+        let (class, bytes) = (block.class, block.bytes());
+        let most = (limit() / BUF_IDLE_PART).min(BUF_IDLE_BYTES_MAX);
+        if bytes > most {
+            return;
+        }
+        while self.bytes + bytes > most {
+            let largest = (0..BUF_CLASSES).max_by_key(|c| self.classes[*c].len() * class_bytes(*c));
+            match largest {
+                Some(other) if other != class => drop(self.pop(other)),
+                _ => return,
+            }
+        }
+        self.bytes += bytes;
+        self.classes[class].push(Spare::new(block));
+    }
+}
+
+/// What a thread has of the pool.
+struct Core {
+    idle: Arc<Mutex<Idle>>,
+    /// Bytes of [`super::Ahead`] blocks in use, and what is set aside for them.
+    ahead: Cell<usize>,
+    ahead_reserved: Cell<usize>,
+}
+
+thread_local! {
+    static CORE: Core = Core::new();
+}
+
+impl Core {
+    fn new() -> Core {
+        let idle = Arc::default();
+        let mut cores = lock(&CORES);
+        cores.retain(|core| core.strong_count() > 0);
+        cores.push(Arc::downgrade(&idle));
+        Core { idle, ahead: Cell::new(0), ahead_reserved: Cell::new(0) }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        AHEAD_BYTES.fetch_sub(self.ahead_reserved.get(), Relaxed);
+    }
+}
+
+/// Gives idle blocks of all cores back to the system, large ones first, until `enough`.
+fn clear_idle(mut enough: impl FnMut() -> bool) -> bool {
+    let cores: Vec<_> = lock(&CORES).iter().filter_map(Weak::upgrade).collect();
+    for core in cores {
+        loop {
+            let mut idle = lock(&core);
+            let largest = (0..BUF_CLASSES).rev().find(|class| !idle.classes[*class].is_empty());
+            let Some(class) = largest else {
+                idle.small.clear();
+                break;
+            };
+            let block = idle.pop(class);
+            drop(idle);
+            drop(block);
+            if enough() {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// A block, if nobody waits and there is room.
+pub(super) fn try_take(class: usize) -> Option<Rc<Block>> {
+    if WAITING.load(Relaxed) > 0 {
+        return None;
+    }
+    let idle = CORE.try_with(|core| core.idle.try_lock().ok()?.pop(class));
+    if let Ok(Some(block)) = idle {
+        return Some(block);
+    }
+    let bytes = class_bytes(class);
+    if charge(bytes) || clear_idle(|| charge(bytes)) { Block::charged(class) } else { None }
+}
+
+/// A block beyond the ceiling.
+pub(super) fn take_small() -> Option<Rc<Block>> {
+    let idle = CORE.try_with(|core| core.idle.try_lock().ok()?.small.pop());
+    if let Ok(Some(Spare(block))) = idle {
+        return Some(block);
+    }
+    let ptr = system::give(BUF_MIN_BYTES)?;
+    SMALL_BYTES.fetch_add(BUF_MIN_BYTES, Relaxed);
+    Some(Block::new(ptr, 0, true))
+}
+
+/// Takes a block in that nobody uses any more.
+pub(super) fn put(block: Rc<Block>) {
+    let block = if WAITING.load(SeqCst) > 0 { hand_over(block) } else { Some(block) };
+    let Some(block) = block else { return };
+    // When another core is just clearing this one's idle blocks, or at the end of the thread, the
+    // block goes back to the system.
+    let _ = CORE.try_with(|core| {
+        let Ok(mut idle) = core.idle.try_lock() else { return };
+        if block.is_small {
+            if idle.small.len() < BUF_IDLE_SMALL {
+                idle.small.push(Spare::new(block));
+            }
+        } else if WAITING.load(SeqCst) == 0 {
+            // Whoever begins to wait after this look clears the idle blocks after it, too: the lock
+            // is between the two.
+            idle.keep(block);
+        }
+    });
+}
+
+/// Gives a block to the first who waits, if it is of a size that they want. Otherwise it is given
+/// back to the system by the caller, and they are served with its bytes.
+fn hand_over(block: Rc<Block>) -> Option<Rc<Block>> {
+    if block.is_small {
+        return Some(block);
+    }
+    let queue = lock(&QUEUE);
+    let Some(first) = queue.front() else { return Some(block) };
+    let mut given = lock(&first.given);
+    if !first.wants(&given, block.class) {
+        return Some(block);
+    }
+    given.push(Spare::new(block));
+    drop(given);
+    drop(queue);
+    serve();
+    None
+}
+
+/// Serves those who wait, in order, for as long as there is room.
+fn serve() {
+    while WAITING.load(SeqCst) > 0 {
+        let mut queue = lock(&QUEUE);
+        let Some(first) = queue.front() else { return };
+        let given: usize = lock(&first.given).iter().map(|Spare(block)| block.bytes()).sum();
+        if !charge(first.bytes() - given) {
+            return;
+        }
+        let Some(first) = queue.pop_front() else { return };
+        WAITING.fetch_sub(1, SeqCst);
+        // Under the lock of the waker: whoever is about to store one looks at this first.
+        let waker = {
+            let mut waker = lock(&first.waker);
+            first.granted.store(true, SeqCst);
+            waker.take()
+        };
+        drop(queue);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// Most blocks in one acquisition.
+pub(super) const PARTS: usize = 2;
+
+/// A place in the queue.
+struct Ticket {
+    /// Size classes of what is wanted.
+    classes: [Option<usize>; PARTS],
+    /// What others have handed over.
+    given: Mutex<Vec<Spare>>,
+    granted: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Ticket {
+    fn bytes(&self) -> usize {
+        self.classes.iter().flatten().map(|class| class_bytes(*class)).sum()
+    }
+
+    fn wants(&self, given: &[Spare], class: usize) -> bool {
+        let wanted = self.classes.iter().flatten().filter(|wanted| **wanted == class).count();
+        given.iter().filter(|Spare(block)| block.class == class).count() < wanted
+    }
+}
+
+/// Waits for blocks of the given classes, all of them at once. `None` when the system has no more.
+pub(super) struct Wait {
+    classes: [Option<usize>; PARTS],
+    ticket: Option<Arc<Ticket>>,
+}
+
+impl Wait {
+    pub(super) fn new(classes: [Option<usize>; PARTS]) -> Wait {
+        Wait { classes, ticket: None }
+    }
+
+    /// Gets into the queue, and makes what room can be made.
+    fn begin(&mut self, waker: Waker) {
+        let ticket = Arc::new(Ticket {
+            classes: self.classes,
+            given: Mutex::default(),
+            granted: AtomicBool::new(false),
+            waker: Mutex::new(Some(waker)),
+        });
+        {
+            let mut queue = lock(&QUEUE);
+            WAITING.fetch_add(1, SeqCst);
+            queue.push_back(ticket.clone());
+        }
+        self.ticket = Some(ticket);
+        // All idle blocks go: from now on none comes to be. Then what came free meanwhile is given.
+        clear_idle(|| false);
+        serve();
+    }
+
+    /// The blocks, of a ticket that was granted.
+    fn collect(&mut self) -> Option<[Option<Rc<Block>>; PARTS]> {
+        let ticket = self.ticket.take()?;
+        let mut given = std::mem::take(&mut *lock(&ticket.given));
+        let mut blocks = [const { None }; PARTS];
+        let mut is_whole = true;
+        for (place, class) in blocks.iter_mut().zip(self.classes) {
+            let Some(class) = class else { continue };
+            let handed = given.iter().position(|Spare(block)| block.class == class);
+            *place = match handed {
+                Some(index) => Some(given.swap_remove(index).0),
+                None => Block::charged(class),
+            };
+            is_whole &= place.is_some();
+        }
+        is_whole.then_some(blocks)
+    }
+}
+
+impl Future for Wait {
+    type Output = Option<[Option<Rc<Block>>; PARTS]>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &self.ticket {
+            None => self.begin(cx.waker().clone()),
+            Some(ticket) => {
+                let mut waker = lock(&ticket.waker);
+                if !ticket.granted.load(SeqCst) {
+                    *waker = Some(cx.waker().clone());
+                }
+            }
+        }
+        let granted = self.ticket.as_ref().is_some_and(|ticket| ticket.granted.load(SeqCst));
+        if granted { Poll::Ready(self.collect()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        let Some(ticket) = &self.ticket else { return };
+        let mut queue = lock(&QUEUE);
+        if ticket.granted.load(SeqCst) {
+            drop(queue);
+            // What was given goes back; the next is served with it.
+            let blocks = self.collect();
+            for block in blocks.into_iter().flatten().flatten() {
+                put(block);
+            }
+            return;
+        }
+        queue.retain(|other| !Arc::ptr_eq(other, ticket));
+        WAITING.fetch_sub(1, SeqCst);
+        drop(queue);
+        let given = std::mem::take(&mut *lock(&ticket.given));
+        for Spare(block) in given {
+            put(block);
+        }
+        serve();
+    }
+}
+
+/// Counts a block of `bytes` as received ahead on this core; false when there is too much of that.
+pub(super) fn count_ahead(bytes: usize) -> bool {
+    let step = (ahead_limit() / 64).min(BUF_AHEAD_STEP_BYTES);
+    let counted = CORE.try_with(|core| {
+        let (used, reserved) = (core.ahead.get() + bytes, core.ahead_reserved.get());
+        if used > reserved {
+            let more = (used - reserved).max(step);
+            let limit = ahead_limit();
+            let fits = |all: usize| all.checked_add(more).filter(|sum| *sum <= limit);
+            if AHEAD_BYTES.fetch_update(Relaxed, Relaxed, fits).is_err() {
+                return false;
+            }
+            core.ahead_reserved.set(reserved + more);
+        }
+        core.ahead.set(used);
+        true
+    });
+    counted == Ok(true)
+}
+
+/// Takes back what [`count_ahead`] counted.
+pub(super) fn uncount_ahead(bytes: usize) {
+    let step = (ahead_limit() / 64).min(BUF_AHEAD_STEP_BYTES);
+    let _ = CORE.try_with(|core| {
+        core.ahead.set(core.ahead.get() - bytes);
+        let unused = core.ahead_reserved.get() - core.ahead.get();
+        if unused > 2 * step {
+            let less = unused - step;
+            core.ahead_reserved.set(core.ahead_reserved.get() - less);
+            AHEAD_BYTES.fetch_sub(less, Relaxed);
+        }
+    });
+}
