@@ -48,7 +48,8 @@ impl Snapshot {
     /// Of now; empty where the system does not tell.
     pub fn take() -> Snapshot {
         let path = std::path::Path::new("/proc/stat");
-        crate::os::read_text(path, 16 << 20).map_or_else(|_| Snapshot::default(), |text| parse(&text))
+        crate::os::read_text(path, 16 << 20)
+            .map_or_else(|_| Snapshot::default(), |text| parse(&text))
     }
 
     /// What each CPU did from `earlier` to this one; empty if they are not of the same CPUs.

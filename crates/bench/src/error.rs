@@ -16,7 +16,9 @@ pub enum Error {
     )]
     FioMissing,
     /// fio is older than what is needed.
-    #[error("{found} is too old: {needed} or newer is needed; install a newer fio, or name one with FIO=/path/to/fio")]
+    #[error(
+        "{found} is too old: {needed} or newer is needed; install a newer fio, or name one with FIO=/path/to/fio"
+    )]
     FioTooOld {
         /// What it calls itself.
         found: String,

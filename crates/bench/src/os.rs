@@ -98,7 +98,11 @@ impl Drop for Running {
 }
 
 impl Running {
-    fn wait(&mut self, until: impl Fn() -> bool, tick: &mut dyn FnMut()) -> io::Result<Option<ExitStatus>> {
+    fn wait(
+        &mut self,
+        until: impl Fn() -> bool,
+        tick: &mut dyn FnMut(),
+    ) -> io::Result<Option<ExitStatus>> {
         loop {
             if let Some(status) = self.0.try_wait()? {
                 return Ok(Some(status));
@@ -113,7 +117,8 @@ impl Running {
 
     /// Asks it to end as Ctrl-C would.
     fn ask_to_end(&self) {
-        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(rustix::process::Pid::from_raw) {
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(rustix::process::Pid::from_raw)
+        {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
         }
     }
@@ -221,7 +226,12 @@ mod tests {
     #[test]
     fn programs_end_when_the_user_wants_it() {
         let interrupt = Interrupt::never();
-        let ended = run(Command::new("sh").args(["-c", "echo a; echo b >&2; exit 3"]), 100, &interrupt, &mut || {});
+        let ended = run(
+            Command::new("sh").args(["-c", "echo a; echo b >&2; exit 3"]),
+            100,
+            &interrupt,
+            &mut || {},
+        );
         let ended = ended.unwrap();
         assert_eq!((ended.status.code(), ended.output.as_str()), (Some(3), "a\n"));
         assert_eq!(ended.said(100), "b");
@@ -232,9 +242,11 @@ mod tests {
 
     #[test]
     fn no_more_is_read_than_allowed() {
-        let ended = run(Command::new("echo").arg("123456"), 3, &Interrupt::never(), &mut || {}).unwrap();
+        let ended =
+            run(Command::new("echo").arg("123456"), 3, &Interrupt::never(), &mut || {}).unwrap();
         assert_eq!(ended.output, "123");
-        let missing = run(&mut Command::new("/no/such/program"), 3, &Interrupt::never(), &mut || {});
+        let missing =
+            run(&mut Command::new("/no/such/program"), 3, &Interrupt::never(), &mut || {});
         assert!(matches!(missing, Err(Error::System { .. })));
     }
 }

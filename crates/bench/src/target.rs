@@ -124,7 +124,9 @@ mod tests {
 
     #[test]
     fn mistakes() {
-        for text in ["", "a=", "a,,b", "http://x", "f,nbd://h/e", "a\nb", "nvme-tcp://a,nvme-tcp://b"] {
+        for text in
+            ["", "a=", "a,,b", "http://x", "f,nbd://h/e", "a\nb", "nvme-tcp://a,nvme-tcp://b"]
+        {
             assert!(parse(text).is_err(), "{text:?}");
         }
     }

@@ -63,7 +63,8 @@ pub fn format_seconds(seconds: f64) -> String {
 /// Writes a number with commas between thousands and `decimals` digits after the point.
 pub fn format_number(value: f64, decimals: usize) -> String {
     let text = format!("{:.decimals$}", value.abs());
-    let (whole, fraction) = text.split_once('.').map_or((text.as_str(), None), |(w, f)| (w, Some(f)));
+    let (whole, fraction) =
+        text.split_once('.').map_or((text.as_str(), None), |(w, f)| (w, Some(f)));
     let mut out = String::new();
     for (at, digit) in whole.char_indices() {
         if at > 0 && (whole.len() - at) % 3 == 0 {
@@ -85,7 +86,9 @@ mod tests {
 
     #[test]
     fn sizes() {
-        for (text, bytes) in [("0", 0), ("512", 512), ("4k", 4096), ("64K", 65536), ("1MiB", 1 << 20)] {
+        for (text, bytes) in
+            [("0", 0), ("512", 512), ("4k", 4096), ("64K", 65536), ("1MiB", 1 << 20)]
+        {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
         assert_eq!(parse_size("96G"), Ok(96 << 30));
@@ -97,9 +100,10 @@ mod tests {
 
     #[test]
     fn times_and_numbers() {
-        assert_eq!(["500ms", "30s", "2m", "7", "1h"].map(|t| parse_time_ms(t).unwrap()), [
-            500, 30_000, 120_000, 7000, 3_600_000
-        ]);
+        assert_eq!(
+            ["500ms", "30s", "2m", "7", "1h"].map(|t| parse_time_ms(t).unwrap()),
+            [500, 30_000, 120_000, 7000, 3_600_000]
+        );
         assert!(parse_time_ms("s").is_err() && parse_time_ms("1d").is_err());
         assert_eq!(format_seconds(3725.0), "1 h 02 min");
         assert_eq!(format_seconds(61.2), "1 min 01 s");

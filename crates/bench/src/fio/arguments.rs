@@ -78,9 +78,7 @@ fn of_disk(disk: &Place, engine: &str) -> Result<Vec<(String, String)>, Error> {
             let name = path.replace('\\', "\\\\").replace(':', "\\:");
             Ok(vec![pair("ioengine", engine.to_owned()), pair("filename", name)])
         }
-        Place::Nbd(uri) => {
-            Ok(vec![pair("ioengine", "nbd".to_owned()), pair("uri", uri.clone())])
-        }
+        Place::Nbd(uri) => Ok(vec![pair("ioengine", "nbd".to_owned()), pair("uri", uri.clone())]),
         Place::NvmeTcp(uri) => Err(Error::Usage(format!(
             "{uri}: fio has no engine for it: use nvme connect and name the device, or leave it to \
              our own generator"
@@ -249,7 +247,8 @@ mod tests {
             ..Job::default()
         };
         let logs = Logs { prefix: Path::new("log"), interval_ms: 500 };
-        let made = options(&job, &target("nbd://h/a,nbd://h/b,nbd://h/c"), "x", Some(logs)).unwrap();
+        let made =
+            options(&job, &target("nbd://h/a,nbd://h/b,nbd://h/c"), "x", Some(logs)).unwrap();
         assert_eq!(
             made.command(),
             "fio --output-format=json+ --rw=randrw --rwmixwrite=30 --bs=8192 --iodepth=3 --numjobs=8 \

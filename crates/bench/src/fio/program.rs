@@ -61,12 +61,12 @@ impl Fio {
     /// As [`Fio::find`].
     pub fn at(program: PathBuf, interrupt: &Interrupt) -> Result<Fio, Error> {
         let mut fio = Fio { program, version: String::new(), engine: String::new() };
-        let ended = fio.ended(&["--version".to_owned()], interrupt, &mut || {}).map_err(|error| {
-            match error {
+        let ended = fio.ended(&["--version".to_owned()], interrupt, &mut || {}).map_err(
+            |error| match error {
                 Error::System { what: "cannot start a program", .. } => Error::FioMissing,
                 other => other,
-            }
-        })?;
+            },
+        )?;
         fio.version = ended.output.trim().to_owned();
         let old = || Error::FioTooOld { found: fio.version.clone(), needed: OLDEST_NAME };
         if !ended.status.success() {
@@ -137,7 +137,8 @@ impl Fio {
         interrupt: &Interrupt,
         tick: &mut dyn FnMut(),
     ) -> Result<FioRun, Error> {
-        let logs = tempfile::tempdir().map_err(Error::system("cannot make a directory for logs"))?;
+        let logs =
+            tempfile::tempdir().map_err(Error::system("cannot make a directory for logs"))?;
         let prefix = logs.path().join("log");
         let interval_ms = (job.runtime_ms / SERIES_AIM).max(INTERVAL_LEAST_MS);
         let wanted = Logs { prefix: &prefix, interval_ms };
@@ -199,7 +200,9 @@ impl Fio {
         job.extra = vec![("end_fsync".to_owned(), "1".to_owned())];
         let mut options = arguments::options(&job, target, &self.engine, None)?;
         // Once from the beginning to the end, however long that takes.
-        options.global.retain(|(key, _)| !["time_based", "runtime", "ramp_time"].contains(&key.as_str()));
+        options
+            .global
+            .retain(|(key, _)| !["time_based", "runtime", "ramp_time"].contains(&key.as_str()));
         let command = options.command();
         let ended = self.ended(&options.arguments(), interrupt, tick)?;
         if ended.status.success() { Ok(command) } else { Err(self.failed(&ended, command)) }

@@ -56,11 +56,8 @@ pub fn parse(text: &str, interval_ms: u64, runtime_ms: u64) -> Series {
     let interval_ms = interval_ms.max(1);
     // What is left of the last interval is no measurement of an interval.
     let points = (runtime_ms / interval_ms).min(1 << 20) as usize;
-    let mut series = Series {
-        interval_ms,
-        read_iops: vec![0.0; points],
-        write_iops: vec![0.0; points],
-    };
+    let mut series =
+        Series { interval_ms, read_iops: vec![0.0; points], write_iops: vec![0.0; points] };
     for line in text.lines() {
         let mut fields = line.split(',').map(|field| field.trim().parse::<u64>());
         let (Some(Ok(at_ms)), Some(Ok(iops)), Some(Ok(direction))) =

@@ -24,7 +24,13 @@ pub fn mann_whitney(a: &[f64], b: &[f64]) -> Option<Significance> {
     let mut u = 0.0;
     for x in a {
         for y in b {
-            u += if x > y { 1.0 } else if x == y { 0.5 } else { 0.0 };
+            u += if x > y {
+                1.0
+            } else if x == y {
+                0.5
+            } else {
+                0.0
+            };
         }
     }
     let mut all: Vec<f64> = a.iter().chain(b).copied().collect();
@@ -76,8 +82,16 @@ fn approximate(n: usize, m: usize, u: f64, ties: &[usize]) -> f64 {
 fn complementary_error(x: f64) -> f64 {
     let t = 1.0 / (1.0 + 0.5 * x);
     let coefficients = [
-        -1.265_512_23, 1.000_023_68, 0.374_091_96, 0.096_784_18, -0.186_288_06, 0.278_868_07,
-        -1.135_203_98, 1.488_515_87, -0.822_152_23, 0.170_872_77,
+        -1.265_512_23,
+        1.000_023_68,
+        0.374_091_96,
+        0.096_784_18,
+        -0.186_288_06,
+        0.278_868_07,
+        -1.135_203_98,
+        1.488_515_87,
+        -0.822_152_23,
+        0.170_872_77,
     ];
     let sum = coefficients.iter().rev().fold(0.0, |sum, coefficient| sum * t + coefficient);
     t * (-x * x + sum).exp()
