@@ -4,7 +4,7 @@
 //! bytes) are believed only with plausible neighbours, so that a disk filled with random bytes is
 //! not taken for one in use: a false alarm on random bytes is rarer than one in 10^9 devices.
 
-use std::io::{self, SeekFrom};
+use std::io::{self, Read as _, SeekFrom};
 
 use serde::Serialize;
 
