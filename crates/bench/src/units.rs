@@ -60,6 +60,23 @@ pub fn format_seconds(seconds: f64) -> String {
     }
 }
 
+/// Writes a time of day, in UTC, as it may stand in the name of a file: `20261121-081500`.
+pub fn format_utc(unix_seconds: f64) -> String {
+    let whole = unix_seconds.max(0.0) as u64;
+    let (days, seconds) = (whole / 86_400, whole % 86_400);
+    // Days since 1 March of year 0, in eras of 400 years (Hinnant's civil_from_days).
+    let shifted = days + 719_468;
+    let (era, day) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day_of_year = day - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day_of_month = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute) = (seconds / 3600, seconds / 60 % 60);
+    format!("{year:04}{month:02}{day_of_month:02}-{hour:02}{minute:02}{:02}", seconds % 60)
+}
+
 /// Writes a number with commas between thousands and `decimals` digits after the point.
 pub fn format_number(value: f64, decimals: usize) -> String {
     let text = format!("{:.decimals$}", value.abs());
@@ -96,6 +113,18 @@ mod tests {
             assert!(parse_size(text).is_err(), "{text}");
         }
         assert_eq!([4096, 1 << 40, 1000, 0].map(format_size), ["4k", "1t", "1000", "0"]);
+    }
+
+    #[test]
+    fn dates() {
+        for (seconds, text) in [
+            (0.0, "19700101-000000"),
+            (951_782_399.0, "20000228-235959"),
+            (951_868_800.0, "20000301-000000"),
+            (1_795_247_333.9, "20261121-074853"),
+        ] {
+            assert_eq!(format_utc(seconds), text);
+        }
     }
 
     #[test]

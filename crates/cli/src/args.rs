@@ -12,6 +12,7 @@ use flagstone_control::config::{Arguments, Config, Diagnostics};
 use flagstone_control::device_spec::DeviceSpec;
 use flagstone_control::units::{format_size, parse_block_size, parse_duration};
 
+use crate::bench::args::BenchArgs;
 use crate::logging::LogFormat;
 use crate::plan::args::PlanArgs;
 
@@ -38,6 +39,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Say what cloud disks will do: limits, prices, and the limit that binds
     Plan(PlanArgs),
+    /// Measure disks and volumes with fio, and compare the results
+    Bench(BenchArgs),
     /// Print the completion script of a shell
     Completions(CompletionsArgs),
 }
