@@ -50,7 +50,7 @@ pub fn mark(path: &Path) -> Result<(), Error> {
 }
 
 /// Whether this very file was made here.
-fn is_ours(path: &Path) -> bool {
+pub fn is_ours(path: &Path) -> bool {
     let Ok(text) = crate::os::read_text(&marker(path), MARKER_BYTES) else { return false };
     let Ok(note) = serde_json::from_str::<Marker>(&text) else { return false };
     let same = |m: fs::Metadata| (m.dev(), m.ino()) == (note.device, note.inode);

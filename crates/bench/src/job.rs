@@ -105,6 +105,12 @@ pub struct Job {
     pub size_bytes: Option<u64>,
     /// How much later each thread begins, in bytes.
     pub offset_increment_bytes: u64,
+    /// Bytes that a sequential pattern leaves out after each request.
+    #[serde(default)]
+    pub skip_bytes: u64,
+    /// Interval of the time series, in ms; what suits the runtime if `None`.
+    #[serde(default)]
+    pub interval_ms: Option<u64>,
     /// Bypasses the page cache.
     pub direct: bool,
     /// Each write is durable when it completes (`O_DSYNC`).
@@ -140,6 +146,8 @@ impl Default for Job {
             offset_bytes: 0,
             size_bytes: None,
             offset_increment_bytes: 0,
+            skip_bytes: 0,
+            interval_ms: None,
             direct: true,
             sync: false,
             buffers: Buffers::default(),
@@ -242,6 +250,9 @@ impl Job {
         }
         if self.runtime_ms == 0 {
             return wrong("no time to measure".to_owned());
+        }
+        if self.skip_bytes > 0 && self.pattern.is_random() {
+            return wrong("a random pattern leaves nothing out".to_owned());
         }
         for (key, value) in &self.extra {
             if !EXTRA.contains(&key.as_str()) {

@@ -10,11 +10,12 @@
 //!
 //! Read in this order: [`job`] and [`target`] (what to measure on what), [`suite`] (jobs as data),
 //! [`fio`] (the command line, the program, its output), [`measurement`], [`campaign`], [`results`],
-//! [`compare`]. [`os`] is the edge where other programs are run.
+//! [`compare`]. [`diskspd`] does another program's command lines. [`os`] is the edge where other programs are run.
 
 pub mod campaign;
 pub mod compare;
 pub mod cpu;
+pub mod diskspd;
 pub mod environment;
 pub mod error;
 pub mod fio;

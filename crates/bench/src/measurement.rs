@@ -98,13 +98,9 @@ pub struct Measurement {
     pub cpu_us_per_io: Option<f64>,
 }
 
-/// Latencies of several jobs as one.
-#[derive(Default)]
-struct Sum {
-    ios: u64,
-    bytes: u64,
-    iops: f64,
-    bytes_per_s: f64,
+/// Latencies of several jobs, or of both directions, as one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LatencySum {
     weight: f64,
     mean_ns: f64,
     squares_ns: f64,
@@ -114,8 +110,9 @@ struct Sum {
     printed: Option<Vec<(f64, f64)>>,
 }
 
-impl Sum {
-    fn add_latency(&mut self, latency: &Latency, ios: u64) {
+impl LatencySum {
+    /// Adds latencies; `ios` is how many, if they do not say.
+    pub(crate) fn add(&mut self, latency: &Latency, ios: u64) {
         let weight = if latency.count > 0 { latency.count } else { ios } as f64;
         if weight == 0.0 || latency.max == 0.0 {
             return;
@@ -134,27 +131,70 @@ impl Sum {
         self.printed = is_first.then(|| latency.percentile.clone());
     }
 
-    fn side(self) -> Side {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.weight == 0.0
+    }
+
+    pub(crate) fn bins(&self) -> usize {
+        self.bins.bins().len()
+    }
+
+    pub(crate) fn mean_us(&self) -> f64 {
+        self.mean_ns / 1e3
+    }
+
+    pub(crate) fn stddev_us(&self) -> f64 {
+        let variance = if self.weight > 0.0 { self.squares_ns / self.weight } else { 0.0 };
+        variance.sqrt() / 1e3
+    }
+
+    pub(crate) fn min_us(&self) -> f64 {
+        self.min_ns.unwrap_or(0.0) / 1e3
+    }
+
+    pub(crate) fn max_us(&self) -> f64 {
+        self.max_ns / 1e3
+    }
+
+    pub(crate) fn percentile_us(&self, percent: f64) -> Option<f64> {
         let latency = Latency {
             min: self.min_ns.unwrap_or(0.0),
             max: self.max_ns,
-            bins: self.bins,
-            percentile: self.printed.unwrap_or_default(),
+            percentile: self.printed.clone().unwrap_or_default(),
             ..Latency::default()
         };
-        let percentile = |(name, percent): &(&str, f64)| {
-            latency.percentile_ns(*percent).map(|nanos| ((*name).to_owned(), nanos / 1e3))
+        let nanos = match self.bins.percentile_ns(percent) {
+            // A bin's middle may lie outside of what was seen.
+            Some(nanos) => Some((nanos as f64).clamp(latency.min, latency.max.max(latency.min))),
+            None => latency.percentile_ns(percent),
         };
-        let variance = if self.weight > 0.0 { self.squares_ns / self.weight } else { 0.0 };
+        nanos.map(|nanos| nanos / 1e3)
+    }
+}
+
+#[derive(Default)]
+struct Sum {
+    ios: u64,
+    bytes: u64,
+    iops: f64,
+    bytes_per_s: f64,
+    latency: LatencySum,
+}
+
+impl Sum {
+    fn side(self) -> Side {
+        let percentile = |(name, percent): &(&str, f64)| {
+            Some(((*name).to_owned(), self.latency.percentile_us(*percent)?))
+        };
         Side {
             ios: self.ios,
             bytes: self.bytes,
             iops: self.iops,
             bytes_per_s: self.bytes_per_s,
-            latency_mean_us: self.mean_ns / 1e3,
-            latency_stddev_us: variance.sqrt() / 1e3,
-            latency_min_us: latency.min / 1e3,
-            latency_max_us: latency.max / 1e3,
+            latency_mean_us: self.latency.mean_us(),
+            latency_stddev_us: self.latency.stddev_us(),
+            latency_min_us: self.latency.min_us(),
+            latency_max_us: self.latency.max_us(),
             percentiles_us: PERCENTILES.iter().filter_map(percentile).collect(),
         }
     }
@@ -184,7 +224,7 @@ impl Measurement {
                     sum.bytes = sum.bytes.saturating_add(side.io_bytes);
                     sum.iops += side.iops;
                     sum.bytes_per_s += bytes_per_s(side);
-                    sum.add_latency(side.latency(), side.total_ios);
+                    sum.latency.add(side.latency(), side.total_ios);
                 }
             }
             let busy = (job.usr_cpu + job.sys_cpu) / 100.0;

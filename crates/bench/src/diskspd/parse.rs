@@ -61,6 +61,7 @@ struct Reader {
     burst: Option<u32>,
     pause_ms: Option<u32>,
     explicit_affinity: bool,
+    no_affinity: bool,
     random: Option<Option<u64>>,
     random_percent: Option<u8>,
     stride: Option<Option<u64>>,
@@ -110,7 +111,7 @@ impl Reader {
     }
 
     fn flag(&mut self, word: &str) -> Result<(), String> {
-        let mut letters = word.chars().skip(1);
+        let mut letters = word[1..].chars();
         let letter = letters.next().ok_or("-: a flag is missing after it")?;
         let rest = letters.as_str();
         let needs = |what: &str| Err(format!("-{letter}: {what}"));
@@ -140,10 +141,12 @@ impl Reader {
             'j' => self.pause_ms = Some(number("-j", rest, 1, u32::MAX.into())? as u32),
             'l' if rest.is_empty() => self.profile.large_pages = true,
             'L' if rest.is_empty() => self.profile.latency = true,
-            'n' if rest.is_empty() => self.profile.affinity = Affinity::None,
+            'n' if rest.is_empty() => self.no_affinity = true,
             'N' => match rest {
                 "v" => self.flush = true,
-                "n" | "i" => return needs("flushes of non-volatile memory have no counterpart in fio"),
+                "n" | "i" => {
+                    return needs("flushes of non-volatile memory have no counterpart in fio");
+                }
                 _ => return needs("v, n or i is needed after it"),
             },
             'o' => self.outstanding = Some(number("-o", rest, 1, DEPTH.into())? as u32),
@@ -259,8 +262,9 @@ impl Reader {
         let mut out = Vec::new();
         let (mut ios, mut share) = (0, 0);
         for part in text.split(':') {
-            let (io, target) =
-                part.split_once('/').ok_or(format!("{flag}{text}: ranges are written IO%/TARGET"))?;
+            let (io, target) = part
+                .split_once('/')
+                .ok_or(format!("{flag}{text}: ranges are written IO%/TARGET"))?;
             let io = number(flag, io, 0, 100)?;
             let target =
                 if percent { number(flag, target, 1, 100)? } else { self.size(flag, target)? };
@@ -312,7 +316,11 @@ impl Reader {
             match mode {
                 'h' => self.cache_flags += "uw",
                 'b' | 'm' | 'u' | 'w' => self.cache_flags.push(mode),
-                'r' => return Err("-Sr: a cache of the remote side alone has no counterpart".to_owned()),
+                'r' => {
+                    return Err(
+                        "-Sr: a cache of the remote side alone has no counterpart".to_owned()
+                    );
+                }
                 _ => return Err(format!("-S{modes}: modes are b, h, m, r, u and w")),
             }
         }
@@ -366,10 +374,14 @@ impl Reader {
             return Err(format!("{word}: flags stand before the targets"));
         }
         if word.starts_with('#') || word.starts_with('*') {
-            return Err(format!("{word}: there are no such drives here: write the device, such as /dev/sdb"));
+            return Err(format!(
+                "{word}: there are no such drives here: write the device, such as /dev/sdb"
+            ));
         }
         if bytes.len() >= 2 && bytes[0].is_ascii_alphabetic() && bytes[1] == b':' {
-            return Err(format!("{word}: there are no drive letters here: write the path of the file"));
+            return Err(format!(
+                "{word}: there are no drive letters here: write the path of the file"
+            ));
         }
         if word.is_empty() || word.contains(['\n', '\r', '\0']) {
             return Err("a target is no path".to_owned());
@@ -391,8 +403,11 @@ impl Reader {
         self.threads_and_depth()?;
         self.access()?;
         let profile = &mut self.profile;
-        if self.explicit_affinity && profile.affinity == Affinity::None {
-            return Err("-n and -a: bound to CPUs, and not".to_owned());
+        if self.no_affinity {
+            if self.explicit_affinity {
+                return Err("-n and -a: bound to CPUs, and not".to_owned());
+            }
+            profile.affinity = Affinity::None;
         }
         profile.burst = match (self.burst, self.pause_ms) {
             (Some(_), None) => return Err("-i: the pause, -j, is missing".to_owned()),
@@ -402,7 +417,8 @@ impl Reader {
         };
         if profile.burst.is_some() && profile.rate.is_some() {
             profile.burst = None;
-            self.warnings.push("-i and -j: left out, as with diskspd, where -g is given".to_owned());
+            self.warnings
+                .push("-i and -j: left out, as with diskspd, where -g is given".to_owned());
         }
         if self.flush && profile.cache != Cache::Mapped {
             return Err("-Nv: it needs -Sm".to_owned());
@@ -433,7 +449,9 @@ impl Reader {
                 return Err("-F and -t: threads of all targets, and of each".to_owned());
             }
             if profile.targets.len() > 1 {
-                return Err("-F: threads that share several targets are not done here: write -t".to_owned());
+                return Err(
+                    "-F: threads that share several targets are not done here: write -t".to_owned()
+                );
             }
             profile.threads = total;
             profile.total_threads = true;
@@ -494,7 +512,9 @@ mod tests {
     }
 
     fn profile(line: &str) -> Profile {
-        parse(&words(&format!("{line} f"))).unwrap_or_else(|error| panic!("{line}: {error}")).profile
+        parse(&words(&format!("{line} f")))
+            .unwrap_or_else(|error| panic!("{line}: {error}"))
+            .profile
     }
 
     #[test]
@@ -603,7 +623,11 @@ mod tests {
     fn distributions() {
         let of = |line| profile(line).distribution;
         assert_eq!(of("-rdpct90/10:10/90"), Some(Distribution::Percent(vec![(90, 10), (10, 90)])));
-        assert_eq!(of("-rdpct90/10"), Some(Distribution::Percent(vec![(90, 10), (10, 90)])), "the rest");
+        assert_eq!(
+            of("-rdpct90/10"),
+            Some(Distribution::Percent(vec![(90, 10), (10, 90)])),
+            "the rest"
+        );
         assert_eq!(of("-rdpct90/10:0/10:10/80").map(|_| ()), Some(()), "a hole");
         assert_eq!(of("-rdabs90/1G"), Some(Distribution::Absolute(vec![(90, 1 << 30)])));
         assert!(profile("-rdpct100/10").is_random());
@@ -667,8 +691,15 @@ mod tests {
     #[test]
     fn warnings_name_the_flag() {
         for (line, part) in [
-            ("-C3", "-C:"), ("-e", "-e:"), ("-ft", "-ft:"), ("-P", "-P:"), ("-vs", "-vs:"),
-            ("-x", "-x:"), ("-:1", "-:"), ("-t2", "several threads begin"), ("-i1 -j1 -g1", "-i and -j"),
+            ("-C3", "-C:"),
+            ("-e", "-e:"),
+            ("-ft", "-ft:"),
+            ("-P", "-P:"),
+            ("-vs", "-vs:"),
+            ("-x", "-x:"),
+            ("-:1", "-:"),
+            ("-t2", "several threads begin"),
+            ("-i1 -j1 -g1", "-i and -j"),
         ] {
             let found = parse(&words(&format!("{line} f"))).unwrap().warnings;
             assert!(found.len() == 1 && found[0].contains(part), "{line}: {found:?}");

@@ -208,9 +208,8 @@ impl Profile {
     /// Alignment of random places, or the stride of sequential ones, in bytes.
     pub fn align_bytes(&self) -> u64 {
         match self.access {
-            Access::Sequential { stride_bytes: bytes } | Access::Random { align_bytes: bytes, .. } => {
-                bytes.unwrap_or(self.block_bytes)
-            }
+            Access::Sequential { stride_bytes: bytes }
+            | Access::Random { align_bytes: bytes, .. } => bytes.unwrap_or(self.block_bytes),
         }
     }
 }

@@ -89,7 +89,8 @@ fn of_disk(disk: &Place, engine: &str) -> Result<Vec<(String, String)>, Error> {
 fn of_job(job: &Job) -> Vec<(String, String)> {
     let mut out: Vec<(String, String)> = Vec::new();
     let mut add = |key: &str, value: String| out.push((key.to_owned(), value));
-    add("rw", job.pattern.name().to_owned());
+    let skip = if job.skip_bytes > 0 { format!(":{}", job.skip_bytes) } else { String::new() };
+    add("rw", format!("{}{skip}", job.pattern.name()));
     if job.pattern.is_mixed() {
         add("rwmixwrite", job.write_percent.to_string());
     }
@@ -122,8 +123,14 @@ fn of_job(job: &Job) -> Vec<(String, String)> {
         Some(seed) => add("randseed", seed.to_string()),
         None => add("randrepeat", "0".to_owned()),
     }
-    if let Some(rate) = job.rate_iops {
-        add("rate_iops", rate.to_string());
+    match job.rate_iops {
+        // fio limits reads and writes each by itself.
+        Some(rate) if job.pattern.is_mixed() => {
+            let writes = rate * u64::from(job.write_percent) / 100;
+            add("rate_iops", format!("{},{writes}", rate - writes));
+        }
+        Some(rate) => add("rate_iops", rate.to_string()),
+        None => {}
     }
     match &job.buffers {
         Buffers::Scrambled => {}
@@ -253,7 +260,7 @@ mod tests {
             made.command(),
             "fio --output-format=json+ --rw=randrw --rwmixwrite=30 --bs=8192 --iodepth=3 --numjobs=8 \
              --thread=1 --direct=1 --sync=dsync --time_based=1 --runtime=1500ms --offset=4096 \
-             --size=1073741824 --offset_increment=512 --randrepeat=0 --rate_iops=100 \
+             --size=1073741824 --offset_increment=512 --randrepeat=0 --rate_iops=70,30 \
              --buffer_pattern=0x00ff --lat_percentiles=1 --clat_percentiles=0 --iomem=mmap \
              --write_iops_log=log --log_avg_msec=500 --per_job_logs=1 \
              --name=all.0 --ioengine=nbd --uri=nbd://h/a --name=all.1 --ioengine=nbd --uri=nbd://h/b"

@@ -140,7 +140,8 @@ impl Fio {
         let logs =
             tempfile::tempdir().map_err(Error::system("cannot make a directory for logs"))?;
         let prefix = logs.path().join("log");
-        let interval_ms = (job.runtime_ms / SERIES_AIM).max(INTERVAL_LEAST_MS);
+        let suited = (job.runtime_ms / SERIES_AIM).max(INTERVAL_LEAST_MS);
+        let interval_ms = job.interval_ms.unwrap_or(suited);
         let wanted = Logs { prefix: &prefix, interval_ms };
         let options = arguments::options(job, target, &self.engine, Some(wanted))?;
         let command = arguments::options(job, target, &self.engine, None)?.command();

@@ -58,6 +58,7 @@ pub fn parse(text: &str, interval_ms: u64, runtime_ms: u64) -> Series {
     let points = (runtime_ms / interval_ms).min(1 << 20) as usize;
     let mut series =
         Series { interval_ms, read_iops: vec![0.0; points], write_iops: vec![0.0; points] };
+    let mut lines = vec![0usize; points];
     for line in text.lines() {
         let mut fields = line.split(',').map(|field| field.trim().parse::<u64>());
         let (Some(Ok(at_ms)), Some(Ok(iops)), Some(Ok(direction))) =
@@ -74,8 +75,14 @@ pub fn parse(text: &str, interval_ms: u64, runtime_ms: u64) -> Series {
         };
         if let Some(point) = list.get_mut(at) {
             *point += iops as f64;
+            lines[at] += 1;
         }
     }
+    // The last interval of some threads, or of all, is not logged when they end within it.
+    let most = lines.iter().max().copied().unwrap_or(0);
+    let whole = lines.iter().rposition(|count| *count == most && most > 0).map_or(0, |at| at + 1);
+    series.read_iops.truncate(whole);
+    series.write_iops.truncate(whole);
     series
 }
 
@@ -85,11 +92,13 @@ mod tests {
 
     #[test]
     fn threads_are_added_by_time() {
-        let text = "500, 100, 0, 0, 0\n500, 7, 1, 0, 0\n1001, 200, 0, 0\n499, 10, 0, 0\n1000, 20, 0, 0\nrubbish\n9999, 1, 0, 0\n0, 5, 0, 0\n1500, 3, 2, 0";
-        let series = parse(text, 500, 1400);
+        let text = "500, 100, 0, 0, 0\n500, 7, 1, 0, 0\n1001, 200, 0, 0\n1001, 1, 1, 0\n499, 10, 0, 0\n\
+                    499, 0, 1, 0\n1000, 20, 0, 0\n1000, 0, 1, 0\nrubbish\n9999, 1, 0, 0\n0, 5, 0, 0\n\
+                    1500, 3, 2, 0\n1500, 99, 0, 0";
+        let series = parse(text, 500, 2400);
         assert_eq!(series.read_iops, [110.0, 220.0]);
-        assert_eq!(series.write_iops, [7.0, 0.0]);
-        assert_eq!(series.total_iops(), [117.0, 220.0]);
+        assert_eq!(series.write_iops, [7.0, 1.0]);
+        assert_eq!(series.total_iops(), [117.0, 221.0]);
     }
 
     #[test]

@@ -34,7 +34,8 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     plan.precondition &= !args.no_precondition;
     plan.destroy.clone_from(&args.destroy_data);
     plan.check()?;
-    let known: Vec<_> = plan.targets.iter().flat_map(|target| &target.disks).map(Place::to_string).collect();
+    let known: Vec<_> =
+        plan.targets.iter().flat_map(|target| &target.disks).map(Place::to_string).collect();
     if let Some(other) = plan.destroy.iter().find(|name| !known.contains(name)) {
         return Err(Error::usage(format!("--destroy-data={other}: no target has this disk")));
     }
@@ -48,7 +49,11 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
         flagstone_bench::guard::check(target, plan.writes(), &plan.destroy)?;
     }
     let directory = args.results.clone().unwrap_or_else(|| {
-        PathBuf::from("bench-results").join(format!("{}-{}", suite.name, format_utc(unix_seconds())))
+        PathBuf::from("bench-results").join(format!(
+            "{}-{}",
+            suite.name,
+            format_utc(unix_seconds())
+        ))
     });
     let store = Store::create(&directory, &plan)?;
     measure(&plan, &store, fio.as_ref(), &interrupt, args.format.into())
@@ -82,7 +87,9 @@ fn measure(
         print(&tables(&Comparison::of_targets(records), form), Exit::Success)
     };
     let directory = store.directory().display().to_string();
-    let exit = exit_of(ended.inspect_err(|_| complain(&format!("what was measured is in {directory}\n")))?);
+    let exit = exit_of(
+        ended.inspect_err(|_| complain(&format!("what was measured is in {directory}\n")))?,
+    );
     complain(&match exit {
         Exit::Interrupted => {
             let words = ["bench".to_owned(), "resume".to_owned(), directory];
@@ -99,7 +106,9 @@ fn dry_run(plan: &Plan, fio: Option<&Fio>) -> Result<Exit, Error> {
         let (job, target) = (&plan.jobs[step.job], &plan.targets[step.target]);
         out += &format!("# {} on {}\n", job.name, target.name);
         match (&target.disks[0], fio) {
-            (Place::NvmeTcp(uri), _) => out += &format!("{}\n", shell("flagstone", &arguments(job, uri)?)),
+            (Place::NvmeTcp(uri), _) => {
+                out += &format!("{}\n", shell("flagstone", &arguments(job, uri)?))
+            }
             (_, Some(fio)) => out += &fio.options(job, target)?.job_file(),
             (_, None) => return Err(Error::FioMissing),
         }

@@ -49,7 +49,8 @@ impl Watcher for Watch {
     }
 
     fn done(&mut self, record: &Record) {
-        let p99 = record.latency_p99_us.map_or_else(|| "-".to_owned(), |us| format!("{:.3}", us / 1e3));
+        let p99 =
+            record.latency_p99_us.map_or_else(|| "-".to_owned(), |us| format!("{:.3}", us / 1e3));
         self.line(&format!(
             "{:<24} {:<20} {:>3}  {:>11} IOPS {:>10} MB/s  mean {:.3} ms  p99 {p99} ms",
             record.job,
