@@ -49,15 +49,20 @@ impl Table {
             self.lines().filter_map(|line| Some(line.get(at)?.chars().count())).max().unwrap_or(0)
         };
         let widths: Vec<_> = (0..self.head.len()).map(width).collect();
+        let starts_as_number =
+            |cell: &String| cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
+        let is_figures = |at: usize| {
+            at > 0 && self.rows.iter().filter_map(|row| row.get(at)).all(starts_as_number)
+        };
+        let figures: Vec<_> = (0..self.head.len()).map(is_figures).collect();
         let mut out =
             if self.title.is_empty() { String::new() } else { format!("{}\n", self.title) };
         for line in self.lines() {
             let mut text = String::new();
             for (at, (cell, width)) in line.iter().zip(&widths).enumerate() {
-                // The first column is words, the others are figures.
-                let _ = match at {
-                    0 => write!(text, "  {cell:<width$}"),
-                    _ => write!(text, "  {cell:>width$}"),
+                let _ = match figures.get(at).copied().unwrap_or(false) {
+                    false => write!(text, "  {cell:<width$}"),
+                    true => write!(text, "  {cell:>width$}"),
                 };
             }
             out += text.trim_end();
