@@ -26,6 +26,7 @@ pub mod job;
 pub mod limits;
 pub mod measurement;
 pub mod os;
+pub mod precondition;
 pub mod results;
 pub mod stats;
 pub mod suite;

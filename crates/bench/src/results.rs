@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::job::{Job, Pattern};
 use crate::limits::{RESULT_LINE_BYTES, RESULTS_BYTES};
 use crate::measurement::Measurement;
+use crate::stats::WINDOW;
 use crate::target::Target;
 
 /// Version of the JSON forms.
@@ -251,6 +252,34 @@ pub fn read(path: &Path) -> Result<Vec<Record>, Error> {
     Ok(records)
 }
 
+/// The records that results are: of a run that went on until it was steady, the last rounds that
+/// were judged together; of any other, all.
+pub fn settled(records: Vec<Record>, plan: &Plan) -> Vec<Record> {
+    if !plan.steady_state {
+        return records;
+    }
+    let rounds = |of: &Record| {
+        let same = |r: &&Record| (&r.job, &r.target) == (&of.job, &of.target);
+        records.iter().filter(same).map(|r| r.repetition).max().unwrap_or(0)
+    };
+    let first = |record: &Record| (rounds(record) + 1).saturating_sub(WINDOW as u32);
+    let keep: Vec<_> = records.iter().map(|record| record.repetition >= first(record)).collect();
+    records.into_iter().zip(keep).filter_map(|(record, keep)| keep.then_some(record)).collect()
+}
+
+/// The results of a directory or of a file of lines, as they are to be compared: [`settled`] where
+/// there is a plan.
+///
+/// # Errors
+/// As [`read`].
+pub fn to_compare(path: &Path) -> Result<Vec<Record>, Error> {
+    let records = read(path)?;
+    match path.join("campaign.json").exists() {
+        true => Ok(settled(records, &Store::open(path)?.1)),
+        false => Ok(records),
+    }
+}
+
 /// Records, and how many bytes the whole lines have.
 fn read_lines(path: &Path) -> Result<(Vec<Record>, u64), Error> {
     let text =
@@ -311,6 +340,17 @@ mod tests {
         assert_eq!(store.records().unwrap(), [record(0), record(1)]);
         assert!(Store::create(directory.path(), &plan).is_err(), "nothing is overwritten");
         assert_eq!(Store::open(directory.path()).unwrap().1, plan);
+    }
+
+    #[test]
+    fn of_rounds_the_last_are_the_results() {
+        let mut plan = Plan::example();
+        let all: Vec<_> = (0..8).map(record).collect();
+        assert_eq!(settled(all.clone(), &plan).len(), 8);
+        plan.steady_state = true;
+        let kept: Vec<_> = settled(all.clone(), &plan).iter().map(|r| r.repetition).collect();
+        assert_eq!(kept, [3, 4, 5, 6, 7]);
+        assert_eq!(settled(all[..3].to_vec(), &plan).len(), 3);
     }
 
     #[test]

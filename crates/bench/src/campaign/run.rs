@@ -10,6 +10,7 @@ use crate::generator::Generator;
 use crate::guard::{self, Verdict};
 use crate::measurement::Measurement;
 use crate::os::{self, Interrupt};
+use crate::precondition;
 use crate::results::{Record, Store};
 use crate::stats::{Steady, steady};
 use crate::target::{Place, Target};
@@ -52,10 +53,6 @@ pub struct Campaign<'a> {
     pub interrupt: &'a Interrupt,
 }
 
-/// Places that are looked at to see whether a disk has been filled.
-const SAMPLES: u64 = 64;
-/// Bytes of each.
-const SAMPLE_BYTES: usize = 4096;
 /// What a fill is taken to reach when the remaining time is told, in bytes a second.
 const FILL_BYTES_PER_S: f64 = 200e6;
 
@@ -206,15 +203,19 @@ impl Campaign<'_> {
         watcher: &mut dyn Watcher,
     ) -> Result<(), Error> {
         for (disk, verdict) in target.disks.iter().zip(verdicts) {
-            let Some(path) = disk.path() else { continue };
+            let Some(path) = disk.path() else {
+                watcher.note(&format!(
+                    "{disk}: a served volume is not filled: write all of it once before, as reads of \
+                     what was never written may not reach a disk"
+                ));
+                continue;
+            };
             let one = Target { name: target.name.clone(), disks: vec![disk.clone()] };
             let Some(fio) = self.fio else { return Err(Error::FioMissing) };
             if *verdict == Verdict::Absent {
-                // The note first: a fill that is interrupted leaves a file that is known as ours.
-                std::fs::write(path, []).map_err(Error::file("cannot make", path))?;
-                guard::mark(path)?;
+                precondition::make(path, self.plan.file_bytes)?;
             } else if !self.plan.precondition
-                || os::size_of(path).is_ok_and(|s| s > 0 && is_filled(path, s))
+                || os::size_of(path).is_ok_and(|s| s > 0 && precondition::is_filled(path, s))
             {
                 continue;
             } else if !self.plan.writes() {
@@ -234,16 +235,6 @@ impl Campaign<'_> {
     }
 }
 
-/// Whether data is everywhere that is looked.
-fn is_filled(path: &std::path::Path, size_bytes: u64) -> bool {
-    let step = (size_bytes / SAMPLES).max(1);
-    (0..SAMPLES).all(|at| {
-        let offset = (at * step).min(size_bytes.saturating_sub(SAMPLE_BYTES as u64));
-        os::read_at(path, offset, SAMPLE_BYTES)
-            .is_ok_and(|bytes| bytes.iter().any(|byte| *byte != 0))
-    })
-}
-
 /// IOPS by job and target, in the order of their rounds.
 #[derive(Default)]
 struct Rounds(std::collections::BTreeMap<(String, String), Vec<f64>>);
@@ -256,19 +247,5 @@ impl Rounds {
 
     fn of(&self, job: &str, target: &str) -> Vec<f64> {
         self.0.get(&(job.to_owned(), target.to_owned())).cloned().unwrap_or_default()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn holes_are_found() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), vec![7; 1 << 20]).unwrap();
-        assert!(is_filled(file.path(), 1 << 20));
-        file.as_file().set_len(2 << 20).unwrap();
-        assert!(!is_filled(file.path(), 2 << 20));
     }
 }

@@ -276,8 +276,8 @@ mod tests {
             ("-a1 f", &["--cpus_allowed=1 "]),
             ("-W0 -d3 f", &["--runtime=3000ms"]),
             (
-                "a:b c",
-                &["--name=diskspd.0", "--filename='a\\:b'", "--name=diskspd.1", "--filename=c"],
+                "./a:b c",
+                &["--name=diskspd.0", "'--filename=./a\\:b'", "--name=diskspd.1", "--filename=c"],
             ),
         ] {
             let found = command(line);

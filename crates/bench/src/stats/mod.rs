@@ -8,7 +8,7 @@ mod steady;
 
 pub use bootstrap::{Interval, median_interval, median_ratio_interval};
 pub use mann_whitney::{Significance, mann_whitney};
-pub use steady::{Steady, steady};
+pub use steady::{Steady, WINDOW, steady};
 
 /// The median: the mean of the two in the middle of an even number. `None` of nothing.
 pub fn median(values: &[f64]) -> Option<f64> {

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Rounds that are looked at together.
-pub(super) const WINDOW: usize = 5;
+pub const WINDOW: usize = 5;
 /// The range of the window over its mean may be at most this, in %.
 const RANGE_PERCENT: f64 = 20.0;
 /// What the least-squares line climbs over the window may be at most this of the mean, in %.

@@ -41,11 +41,11 @@ pub(super) fn run(args: &CompareArgs) -> Result<Exit, Error> {
 
 fn read(args: &CompareArgs) -> Result<Comparison, Error> {
     if let [one] = &args.results[..] {
-        return Ok(Comparison::of_targets(results::read(one)?));
+        return Ok(Comparison::of_targets(results::to_compare(one)?));
     }
     let mut things: Vec<(String, Vec<Record>)> = Vec::new();
     for path in &args.results {
-        let records = results::read(path)?;
+        let records = results::to_compare(path)?;
         let several = records.iter().any(|record| record.target != records[0].target);
         for record in records {
             let name = name(path, several.then_some(record.target.as_str()));

@@ -10,6 +10,7 @@ use flagstone_bench::diskspd::{Report, parse, text, xml};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::guard::{self, Verdict};
 use flagstone_bench::os::{self, Interrupt};
+use flagstone_bench::precondition;
 use flagstone_bench::target::Target;
 
 use super::args::DiskspdArgs;
@@ -84,13 +85,12 @@ fn prepare(
             // As with diskspd, -c is for files.
             continue;
         }
-        if os::size_of(path).ok() == Some(bytes) && guard::is_ours(path) {
+        let is_made = os::size_of(path).ok() == Some(bytes) && guard::is_ours(path);
+        if is_made && precondition::is_filled(path, bytes) {
             continue;
         }
         complain(&format!("flagstone: writing {disk}, as -c asks\n"));
-        let make = || std::fs::File::create(path).and_then(|file| file.set_len(bytes));
-        make().map_err(Error::file("cannot make", path))?;
-        guard::mark(path)?;
+        precondition::make(path, bytes)?;
         let one = Target { name: disk.to_string(), disks: vec![disk.clone()] };
         fio.fill(&one, Some(bytes), interrupt, &mut || {})?;
     }

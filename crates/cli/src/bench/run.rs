@@ -9,7 +9,7 @@ use flagstone_bench::fio::Fio;
 use flagstone_bench::fio::arguments::shell;
 use flagstone_bench::generator::{Generator, arguments};
 use flagstone_bench::os::{Interrupt, unix_seconds};
-use flagstone_bench::results::Store;
+use flagstone_bench::results::{Store, settled};
 use flagstone_bench::suite;
 use flagstone_bench::table::Form;
 use flagstone_bench::target::Place;
@@ -80,7 +80,7 @@ fn measure(
     let campaign = Campaign { plan, store, fio, generator: &generator, interrupt };
     let ended = campaign.run(&mut watch);
     watch.clear();
-    let records = store.records()?;
+    let records = settled(store.records()?, plan);
     let shown = if records.is_empty() {
         Exit::Success
     } else {
