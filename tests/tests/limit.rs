@@ -189,7 +189,7 @@ fn numbers_change_while_hosts_are_at_work() {
     told("limits have its numbers", 1);
     let fast = did(&fio(&scratch, &[&job])[0], "read");
     assert!(fast.ios <= 6.0 * (fast.ms + AHEAD_MS) + 1.0, "{fast:?}");
-    assert!(fast.ios > 1.2 * fast.ms, "{fast:?}");
+    assert!(fast.ios > 0.6 * (fast.ms + AHEAD_MS) + 1.0, "{fast:?}");
 }
 
 #[test]
@@ -212,7 +212,8 @@ fn an_emulated_disk_is_as_slow_as_it_says_and_says_so() {
         // Little's law: so many in flight, 4 ms each.
         let most = f64::from(depth) * (reads.ms + 1.0) / 4.0;
         assert!(reads.ios <= most + f64::from(depth), "depth {depth}: {reads:?}");
-        let least_ns = jobs[0]["read"]["clat_ns"]["min"].as_f64().expect("fio tells the latency");
+        // From before it was sent: how late fio is scheduled does not shorten it.
+        let least_ns = jobs[0]["read"]["lat_ns"]["min"].as_f64().expect("fio tells the latency");
         assert!(least_ns >= 3_900_000.0, "depth {depth}: {least_ns} ns");
     }
 }

@@ -170,6 +170,7 @@ fn the_documentation_is_what_the_program_takes() {
         ("options of bench list".to_owned(), bench("list")),
         ("exit codes".to_owned(), exit_codes()),
         ("options of plan predict".to_owned(), plan("predict")),
+        ("options of plan cheapest".to_owned(), plan("cheapest")),
         ("options of plan table".to_owned(), plan("table")),
         ("options of plan catalog".to_owned(), plan("catalog")),
         ("options of check".to_owned(), of("check")),
@@ -239,6 +240,57 @@ fn a_prediction_as_json() {
             assert!(doc.contains(&format!("`{key}`")), "docs/plan-json.md does not tell of {key}");
         }
     }
+}
+
+const CHEAPEST: &str = "plan cheapest --read-iops 20000 --write-iops 10000 --throughput 400MB/s \
+                        --capacity 1TB --machines n1,n2 --type pd-ssd,pd-balanced,pd-standard";
+
+#[test]
+fn the_cheapest_of_the_documentation_is_what_the_program_prints() {
+    let output = run(CHEAPEST);
+    assert_eq!(code(&output), Some(0), "{}", text(&output.stderr));
+    let path = repository().join("docs/cli.md");
+    let doc = fs::read_to_string(&path).expect("it exists");
+    let (before, rest) = doc.split_once(CHEAPEST).expect("the example is in it");
+    let (shown, after) = rest.split_once("\n```").expect("it ends");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        let doc = format!("{before}{CHEAPEST}\n{}\n```{after}", text(&output.stdout).trim());
+        fs::write(&path, doc).expect("it can be written");
+        return;
+    }
+    assert_eq!(shown.trim(), text(&output.stdout).trim());
+}
+
+#[test]
+fn the_cheapest_as_json_and_its_mistakes() {
+    let output = run(&format!("{CHEAPEST} --json"));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
+    let answer = &report["answer"];
+    let doc = fs::read_to_string(repository().join("docs/plan-json.md")).expect("it exists");
+    for object in [answer, &answer["found"][0], &answer["cheaper"][0], &answer["need"]] {
+        for key in object.as_object().expect("an object").keys() {
+            assert!(doc.contains(&format!("`{key}`")), "docs/plan-json.md does not tell of {key}");
+        }
+    }
+    for (line, part) in [
+        ("", "nothing is needed"),
+        ("--read-iops many", "a number from 0"),
+        ("--read-iops 5 --local-ssd maybe", "write ok or no"),
+        ("--read-iops 5 --machines zz", "unknown machine `zz`"),
+        ("--read-iops 5 --type pd-fast", "unknown type of disk `pd-fast`"),
+        ("--throughput 400", "a rate such as 400MB/s"),
+        ("--capacity 1XB", "--capacity 1XB: "),
+        ("--read-iops 5 --price-file no/such/file", "cannot read a price file"),
+        ("--read-iops 5 --price-file Cargo.toml", "unknown key"),
+    ] {
+        let output = run(&format!("plan cheapest {line}"));
+        let said = text(&output.stderr);
+        assert_eq!(code(&output), Some(2), "{line}: {said}");
+        assert!(said.contains(part) && said.lines().count() == 1, "{line}: {said}");
+    }
+    let output = run("plan cheapest --read-iops 900000000");
+    assert_eq!(code(&output), Some(1));
+    assert!(text(&output.stdout).contains("nothing in the catalogue is enough"));
 }
 
 #[test]

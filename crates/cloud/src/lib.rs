@@ -14,6 +14,7 @@
 
 pub mod caps;
 pub mod catalogue;
+pub mod cheapest;
 mod describe;
 pub mod input;
 pub mod limits;

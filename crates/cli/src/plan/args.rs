@@ -23,6 +23,8 @@ pub struct PlanArgs {
 pub enum PlanCommand {
     /// Predict what a disk, size and machine will do, and which limit binds
     Predict(Box<PredictArgs>),
+    /// Find the cheapest disks and machine that do what is needed
+    Cheapest(Box<CheapestArgs>),
     /// Print the tables of limits and prices that a catalogue stands for
     Table(TableArgs),
     /// Print a catalogue of the program, to begin one's own from
@@ -189,6 +191,63 @@ pub struct PredictArgs {
     #[command(flatten)]
     pub catalogue: CatalogueArg,
     /// The prediction as JSON on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `flagstone plan cheapest`.
+#[derive(Debug, Args)]
+pub struct CheapestArgs {
+    /// Reads a second, of --bs each
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub read_iops: Option<String>,
+    /// Writes a second, of --bs each
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub write_iops: Option<String>,
+    /// Throughput of large I/O, such as 400MB/s: not at the same time as the IOPS, and reads to
+    /// writes as in them
+    #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
+    pub throughput: Option<String>,
+    /// What is to be kept, such as 1TB
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub capacity: Option<String>,
+    /// Bytes of one I/O; as in fio, 4k is 4,096
+    #[arg(long, value_name = "SIZE", default_value = "4k", allow_hyphen_values = true)]
+    pub bs: String,
+    /// The reads and the writes are not needed at the same time
+    #[arg(long)]
+    pub not_at_once: bool,
+    /// Families or machines to choose from, such as n1,n2,c3 or n2-standard-8; all if not given
+    #[arg(long, value_name = "NAMES")]
+    pub machines: Option<String>,
+    /// Types of disk to choose from, such as pd-ssd,pd-balanced; all if not given
+    #[arg(long = "type", value_name = "TYPES")]
+    pub kinds: Option<String>,
+    /// Only disks that are replicated in two zones
+    #[arg(long)]
+    pub regional: bool,
+    /// Whether disks that lose their data when the machine stops will do: ok or no
+    #[arg(long, value_name = "WORD", default_value = "no")]
+    pub local_ssd: String,
+    /// Most disks to stripe
+    #[arg(long, value_name = "N", default_value = "16", allow_hyphen_values = true)]
+    pub disks_max: String,
+    /// What else the machine sends, in Gbit/s
+    #[arg(long, value_name = "GBPS", default_value = "0", allow_hyphen_values = true)]
+    pub network_gbps: String,
+    /// Machines have the dearer networking tier, Tier_1, where there is one
+    #[arg(long)]
+    pub tier1: bool,
+    /// Prices of machines, and of disks in place of the catalogue's: a TOML file
+    #[arg(long, value_name = "FILE")]
+    pub price_file: Option<String>,
+    /// How many configurations to show
+    #[arg(long, value_name = "N", default_value = "10", allow_hyphen_values = true)]
+    pub top: String,
+    /// The catalogue.
+    #[command(flatten)]
+    pub catalogue: CatalogueArg,
+    /// The configurations as JSON on standard output
     #[arg(long)]
     pub json: bool,
 }

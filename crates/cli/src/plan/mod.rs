@@ -2,6 +2,8 @@
 //! nothing is measured and nobody is asked.
 
 pub mod args;
+mod cheapest;
+mod columns;
 mod paint;
 mod predict;
 mod table;
@@ -20,6 +22,7 @@ pub const SCHEMA_VERSION: u32 = 1;
 pub fn run(args: &PlanArgs) -> Exit {
     match &args.command {
         PlanCommand::Predict(args) => predict::run(args),
+        PlanCommand::Cheapest(args) => cheapest::run(args),
         PlanCommand::Table(args) => table::run(args),
         PlanCommand::Catalog(args) => catalog(args),
     }

@@ -57,15 +57,8 @@ impl Catalogue {
     /// # Errors
     /// The first mistake in it.
     pub fn parse(file: &str, text: &str) -> Result<Catalogue, CatalogueError> {
-        let document = toml_edit::Document::parse(text).map_err(|error| CatalogueError {
-            file: file.to_owned(),
-            line: error.span().map(|span| line_of(text, span.start)),
-            message: format!("this is not TOML: {}", error::shown(error.message().trim())),
-            help: "a table begins with [name] on its own line, a key is written key = value"
-                .to_owned(),
-        })?;
-        let catalogue: Catalogue =
-            toml_edit::de::from_str(text).map_err(|error| error::explain(&error, file, text))?;
+        let document = document(file, text)?;
+        let catalogue: Catalogue = deserialized(file, text)?;
         check::check(&catalogue, &document, file, text)?;
         Ok(catalogue)
     }
@@ -75,29 +68,8 @@ impl Catalogue {
     /// # Errors
     /// That it cannot be read, or the first mistake in it.
     pub fn read(path: &Path) -> Result<Catalogue, CatalogueError> {
-        let file = path.display().to_string();
-        let unreadable = |message: String| CatalogueError {
-            file: file.clone(),
-            line: None,
-            message,
-            help: format!(
-                "give {}, or the path of a catalogue that this user may read",
-                Catalogue::builtin_names().join(" or ")
-            ),
-        };
-        let mut bytes = Vec::new();
-        // Catalogues are read once, before anything runs; simulated runs parse text.
-        #[expect(clippy::disallowed_methods)]
-        let opened = std::fs::File::open(path);
-        opened
-            .and_then(|file| file.take(MAX_CATALOGUE_BYTES + 1).read_to_end(&mut bytes))
-            .map_err(|error| unreadable(format!("cannot read the catalogue: {error}")))?;
-        if bytes.len() as u64 > MAX_CATALOGUE_BYTES {
-            return Err(unreadable("a catalogue is not larger than 1 MiB".to_owned()));
-        }
-        let text = String::from_utf8(bytes)
-            .map_err(|_| unreadable("the catalogue is not UTF-8 text".to_owned()))?;
-        Catalogue::parse(&file, &text)
+        let text = read_text(path, "a catalogue")?;
+        Catalogue::parse(&path.display().to_string(), &text)
     }
 
     /// The catalogue of a name, or of a file: what `--catalog` takes.
@@ -110,4 +82,56 @@ impl Catalogue {
             None => Catalogue::read(Path::new(name_or_path)),
         }
     }
+}
+
+fn document<'t>(file: &str, text: &'t str) -> Result<toml_edit::Document<&'t str>, CatalogueError> {
+    toml_edit::Document::parse(text).map_err(|error| CatalogueError {
+        file: file.to_owned(),
+        line: error.span().map(|span| line_of(text, span.start)),
+        message: format!("this is not TOML: {}", error::shown(error.message().trim())),
+        help: "a table begins with [name] on its own line, a key is written key = value".to_owned(),
+    })
+}
+
+fn deserialized<T: serde::de::DeserializeOwned>(
+    file: &str,
+    text: &str,
+) -> Result<T, CatalogueError> {
+    toml_edit::de::from_str(text).map_err(|error| error::explain(&error, file, text))
+}
+
+/// What stands in a TOML text, mistakes told as those of catalogues are.
+pub(crate) fn from_toml<T: serde::de::DeserializeOwned>(
+    file: &str,
+    text: &str,
+) -> Result<T, CatalogueError> {
+    document(file, text)?;
+    deserialized(file, text)
+}
+
+/// The text of a file of at most 1 MiB; `what` is what it should be.
+pub(crate) fn read_text(path: &Path, what: &str) -> Result<String, CatalogueError> {
+    let unreadable = |message: String| CatalogueError {
+        file: path.display().to_string(),
+        line: None,
+        message,
+        help: match what {
+            "a catalogue" => format!(
+                "give {}, or the path of a catalogue that this user may read",
+                Catalogue::builtin_names().join(" or ")
+            ),
+            _ => format!("give the path of {what} that this user may read"),
+        },
+    };
+    let mut bytes = Vec::new();
+    // Such files are read once, before anything runs; simulated runs parse text.
+    #[expect(clippy::disallowed_methods)]
+    let opened = std::fs::File::open(path);
+    opened
+        .and_then(|file| file.take(MAX_CATALOGUE_BYTES + 1).read_to_end(&mut bytes))
+        .map_err(|error| unreadable(format!("cannot read {what}: {error}")))?;
+    if bytes.len() as u64 > MAX_CATALOGUE_BYTES {
+        return Err(unreadable(format!("{what} is not larger than 1 MiB")));
+    }
+    String::from_utf8(bytes).map_err(|_| unreadable(format!("{what} is not UTF-8 text")))
 }

@@ -65,6 +65,9 @@ pub struct DiskType {
     pub volume: Option<VolumeLimits>,
     /// In place of those of `volume`, for regional disks.
     pub regional: Option<VolumeLimits>,
+    /// Whether every disk of the type is replicated in two zones.
+    #[serde(default)]
+    pub always_regional: bool,
     /// Performance that is bought apart from the size.
     pub provisioned: Option<Provisioned>,
     /// How reads and writes share.

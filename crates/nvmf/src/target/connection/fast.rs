@@ -15,6 +15,7 @@ use flagstone_nvme::{Cqe, IoOpcode, Sqe, Status};
 use flagstone_runtime::{Buf, buf, spawn_detached};
 
 use super::{Connection, Session};
+use crate::limits::DIRECT_BYTES;
 use crate::stream::rx::Rx;
 use crate::target::Namespace;
 
@@ -30,19 +31,29 @@ struct Short {
     payload: usize,
 }
 
+impl Short {
+    /// Bytes of the whole PDU, unless its payload is long enough for a buffer of its own.
+    fn awaited(&self) -> usize {
+        if self.payload < DIRECT_BYTES { self.header + self.payload } else { 0 }
+    }
+}
+
 impl Connection {
-    /// Carries out commands for as long as they go the short way.
-    pub(super) fn run_short(self: &Rc<Self>, rx: &mut Rx, rules: &Rules) {
+    /// Carries out commands for as long as they go the short way. Gives how many bytes must have
+    /// arrived before the next may do so too: when that is more than there are, it is worth to
+    /// receive and to come back here; otherwise what is at the front goes the long way.
+    pub(super) fn run_short(self: &Rc<Self>, rx: &mut Rx, rules: &Rules) -> usize {
         let mut session = self.session.borrow_mut();
-        let Some(session) = session.as_mut() else { return };
+        let Some(session) = session.as_mut() else { return 0 };
         let (queue, controller) = (&session.connected.queue, &session.connected.controller);
         if queue.qid == 0 || !controller.is_ready() || !queue.is_open() {
-            return;
+            return 0;
         }
         if session.table.generation() != controller.generation() {
             session.table = controller.snapshot();
         }
         let mut any = false;
+        let mut awaited = 1;
         while self.has_room(queue.entries)
             && let Some((short, namespace)) = self.short(session, rx.front(), rules)
         {
@@ -51,6 +62,7 @@ impl Connection {
                 _ => self.short_write(session, rx, &short, namespace),
             };
             if !done {
+                awaited = short.awaited();
                 break;
             }
             any = true;
@@ -60,6 +72,7 @@ impl Connection {
             session.connected.controller.saw_traffic();
             self.received.set(self.received.get().wrapping_add(1));
         }
+        awaited
     }
 
     /// The command at the front, if it goes the short way.

@@ -62,7 +62,13 @@ impl Connection {
         };
         let mut habit = Habit::default();
         loop {
-            self.run_short(rx, &rules);
+            let awaited = self.run_short(rx, &rules);
+            if rx.available() < awaited {
+                if let Err(end) = self.arrive(rx, awaited).await {
+                    return end;
+                }
+                continue;
+            }
             match self.next_pdu(rx, &rules, &mut habit).await {
                 Ok(changed) => rules = changed.unwrap_or(rules),
                 Err(end) => return end,

@@ -1,0 +1,267 @@
+//! `flagstone plan cheapest`.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::cheapest::{Answer, Cheaper, Found, Headroom, Need, Prices, Scope, What};
+use flagstone_cloud::{block_text, grouped};
+use flagstone_control::units::{parse_block_size, parse_size};
+use serde::Serialize;
+
+use super::args::{CheapestArgs, bytes_per_s, count, decimal};
+use super::columns::{Side, lines};
+use super::paint::Paint;
+use super::predict::list;
+use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use crate::exit::Exit;
+use crate::output::print;
+
+/// Runs the command.
+pub(super) fn run(args: &CheapestArgs) -> Exit {
+    match answer(args) {
+        Ok((catalogue, answer)) if args.json => json(&Report {
+            schema_version: SCHEMA_VERSION,
+            catalogue: (&catalogue).into(),
+            answer: &answer,
+        }),
+        Ok((catalogue, answer)) => {
+            let exit = if answer.found.is_empty() { Exit::Failed } else { Exit::Success };
+            print(&text(&catalogue, &answer, Paint::stdout()), exit)
+        }
+        Err(error) => usage(&error),
+    }
+}
+
+fn answer(args: &CheapestArgs) -> Result<(Catalogue, Answer), String> {
+    let mut catalogue = args.catalogue.open()?;
+    let mut prices = Prices::default();
+    if let Some(file) = &args.price_file {
+        prices = Prices::read(Path::new(file)).map_err(|error| error.to_string())?;
+        catalogue = prices.apply(file, &catalogue).map_err(|error| error.to_string())?;
+    }
+    let most = count("--top", &args.top, 1000)?;
+    let (need, scope) = (need(args)?, scope(args)?);
+    let answer = catalogue.cheapest(&need, &scope, &prices, most as usize);
+    Ok((catalogue.clone(), answer.map_err(|error| error.to_string())?))
+}
+
+fn need(args: &CheapestArgs) -> Result<Need, String> {
+    let number =
+        |option, text: &Option<String>| text.as_ref().map_or(Ok(0.0), |text| decimal(option, text));
+    let throughput = args.throughput.as_ref().map(|text| bytes_per_s("--throughput", text));
+    let capacity = args
+        .capacity
+        .as_ref()
+        .map(|text| parse_size(text).map_err(|error| format!("--capacity {text}: {error}")));
+    Ok(Need {
+        read_iops: number("--read-iops", &args.read_iops)?,
+        write_iops: number("--write-iops", &args.write_iops)?,
+        bytes_per_s: throughput.transpose()?.unwrap_or(0.0),
+        capacity_bytes: capacity.transpose()?.unwrap_or(0),
+        block_bytes: parse_block_size(&args.bs)
+            .map_err(|error| format!("--bs {}: {error}", args.bs))?,
+        at_once: !args.not_at_once,
+    })
+}
+
+fn scope(args: &CheapestArgs) -> Result<Scope, String> {
+    let words = |text: &Option<String>| -> Vec<String> {
+        let words = text.iter().flat_map(|text| text.split(','));
+        words.map(|word| word.trim().to_owned()).filter(|word| !word.is_empty()).collect()
+    };
+    let local_ssd = match args.local_ssd.as_str() {
+        "ok" => true,
+        "no" => false,
+        other => return Err(format!("--local-ssd {other}: write ok or no")),
+    };
+    Ok(Scope {
+        machines: words(&args.machines),
+        types: words(&args.kinds),
+        regional: args.regional,
+        local_ssd,
+        tier1: args.tier1,
+        network_gbit_per_s: decimal("--network-gbps", &args.network_gbps)?,
+        disks_max: count("--disks-max", &args.disks_max, 128)?,
+    })
+}
+
+/// The report of `--json`, documented in `docs/plan-json.md`.
+#[derive(Serialize)]
+struct Report<'a> {
+    schema_version: u32,
+    catalogue: CatalogueHead<'a>,
+    answer: &'a Answer,
+}
+
+fn text(catalogue: &Catalogue, answer: &Answer, paint: Paint) -> String {
+    let mut out = head(catalogue);
+    let _ = writeln!(out, "{}\n", asked(&answer.need, &answer.scope));
+    if answer.found.is_empty() {
+        let _ = writeln!(out, "{}", paint.red("nothing in the catalogue is enough"));
+    } else {
+        found(answer, paint, &mut out);
+    }
+    if !answer.cheaper.is_empty() {
+        let _ = writeln!(out, "\n{}", paint.bold("cheaper, but not enough"));
+        for cheaper in &answer.cheaper {
+            let _ = writeln!(out, "  {}", lacks(answer, cheaper));
+        }
+    }
+    if !answer.machines_priced {
+        let _ = writeln!(
+            out,
+            "\nPrices are of disks alone: the catalogue has none of machines. Give --price-file."
+        );
+    }
+    list("not known", &answer.not_known, paint, &mut out);
+    sources(answer, paint, &mut out);
+    out
+}
+
+fn asked(need: &Need, scope: &Scope) -> String {
+    let mut parts = Vec::new();
+    let block = block_text(need.block_bytes);
+    let iops = [(need.read_iops, "read"), (need.write_iops, "write")];
+    let iops: Vec<String> = iops
+        .iter()
+        .filter(|(iops, _)| *iops > 0.0)
+        .map(|(iops, what)| format!("{} {what}", grouped(*iops)))
+        .collect();
+    if !iops.is_empty() {
+        let once = match (iops.len(), need.at_once) {
+            (1, _) => "",
+            (_, true) => " at once",
+            (_, false) => ", each alone",
+        };
+        parts.push(format!("{} IOPS of {block}{once}", iops.join(" and ")));
+    }
+    if need.bytes_per_s > 0.0 {
+        parts.push(format!("{} MB/s of large I/O", grouped(need.bytes_per_s / 1e6)));
+    }
+    if need.capacity_bytes > 0 {
+        parts.push(format!("{} GB", grouped(need.capacity_bytes as f64 / 1e9)));
+    }
+    let zones = if scope.regional { ", in two zones" } else { "" };
+    format!("needed: {}{zones}", parts.join("; "))
+}
+
+fn found(answer: &Answer, paint: Paint, out: &mut String) {
+    let mut columns = vec![("USD a month", Side::Right), ("disks", Side::Left)];
+    let priced = answer.machines_priced;
+    columns.push(if priced { ("machine", Side::Left) } else { ("machine, or larger", Side::Left) });
+    if answer.found.iter().any(|found| found.usd_per_iops.is_some()) {
+        columns.push(("USD an IOPS", Side::Right));
+    }
+    columns.extend([("to spare", Side::Left), ("decided by", Side::Left), ("sure", Side::Left)]);
+    let rows: Vec<Vec<String>> = answer
+        .found
+        .iter()
+        .map(|found| {
+            let mut row =
+                vec![format!("{:.2}", found.usd_per_month), disks(answer, found), machine(found)];
+            row.extend(found.usd_per_iops.map(|usd| format!("{usd:.4}")));
+            row.push(found.headroom.iter().map(spare).collect::<Vec<_>>().join(", "));
+            row.push(found.decided_by.iter().map(What::to_string).collect::<Vec<_>>().join(", "));
+            row.push(found.confidence.to_string());
+            row
+        })
+        .collect();
+    for (number, line) in lines(&columns, &rows).into_iter().enumerate() {
+        let line = match number {
+            0 => paint.bold(&line),
+            1 => paint.dim(&line),
+            _ => line,
+        };
+        let _ = writeln!(out, "  {line}");
+    }
+}
+
+fn disks(answer: &Answer, found: &Found) -> String {
+    let zones = if found.regional { "regional " } else { "" };
+    let size = format!("{} {}", grouped(found.size), answer.size_unit);
+    let mut text = format!("{} x {size} {zones}{}", found.disks, found.kind);
+    if let Some(iops) = found.iops {
+        let _ = write!(text, ", {} IOPS", grouped(iops));
+    }
+    if let Some(throughput) = found.throughput {
+        let _ = write!(text, ", {} {}", grouped(throughput), answer.throughput_unit);
+    }
+    if found.disks > 1 && (found.iops.is_some() || found.throughput.is_some()) {
+        text.push_str(" each");
+    }
+    text
+}
+
+/// Other machines that are named before the rest is counted.
+const MACHINES_SHOWN: usize = 2;
+
+fn machine(found: &Found) -> String {
+    let mut text = found.machine.name.clone();
+    if found.by_request {
+        text.push_str(" (ask first)");
+    }
+    if let Some(usd) = found.usd_machine {
+        let _ = write!(text, ", {usd:.2} USD");
+    }
+    for name in found.or_machines.iter().take(MACHINES_SHOWN) {
+        let _ = write!(text, ", {name}");
+    }
+    match found.or_machines.len().saturating_sub(MACHINES_SHOWN) {
+        0 => {}
+        more => {
+            let _ = write!(text, ", {more} more");
+        }
+    }
+    text
+}
+
+fn spare(headroom: &Headroom) -> String {
+    // What is short of a whole percent is no reserve to count on.
+    let percent = headroom.percent.max(0.0).floor();
+    let of = match (headroom.of, headroom.read_percent) {
+        (What::Iops, Some(100.0)) => "read IOPS",
+        (What::Iops, Some(0.0)) => "write IOPS",
+        (What::Iops, _) => "IOPS",
+        (What::Throughput, Some(100.0)) => "read MB/s",
+        (What::Throughput, Some(0.0)) => "write MB/s",
+        (What::Throughput, _) => "MB/s",
+        (What::Capacity, _) => "capacity",
+    };
+    format!("{of} {} %", grouped(percent))
+}
+
+fn lacks(answer: &Answer, cheaper: &Cheaper) -> String {
+    let Cheaper { kind, disks, size, usd_per_month, because, .. } = cheaper;
+    let (has, needs) = match cheaper.lacks {
+        What::Throughput => {
+            // The load's IOPS are of large blocks: only their proportion means something.
+            let mb = answer.need.bytes_per_s / 1e6;
+            let has = mb * cheaper.has_iops / cheaper.needs_iops;
+            (format!("{} MB/s", grouped(has.floor())), format!("{} MB/s", grouped(mb)))
+        }
+        _ => (
+            format!("{} IOPS", grouped(cheaper.has_iops.floor())),
+            format!("{} IOPS", grouped(cheaper.needs_iops)),
+        ),
+    };
+    let enough = match cheaper.enough_usd_per_month {
+        Some(usd) => format!("enough of it costs {usd:.2} USD"),
+        None => "no size or number of it is enough".to_owned(),
+    };
+    let size = format!("{} {}", grouped(*size), answer.size_unit);
+    format!(
+        "{disks} x {size} {kind}, {usd_per_month:.2} USD: {has} of {needs} ({because}); {enough}"
+    )
+}
+
+fn sources(answer: &Answer, paint: Paint, out: &mut String) {
+    let lines: Vec<String> = answer
+        .sources
+        .iter()
+        .map(|source| {
+            format!("{} ({}, {}): {}", source.key, source.confidence, source.date, source.address)
+        })
+        .collect();
+    list("sources", &lines, paint, out);
+}

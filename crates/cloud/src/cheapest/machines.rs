@@ -1,0 +1,45 @@
+//! The machines that may be chosen.
+
+use crate::catalogue::{Catalogue, Family};
+use crate::input::{Machine, PlanError};
+
+/// The machines of `wanted` (families or single machines), or of the whole catalogue if nothing is
+/// wanted in particular; each once, families by their names, machines by their vCPUs.
+///
+/// # Errors
+/// A name that is neither a family nor a machine.
+pub(super) fn machines(
+    catalogue: &Catalogue,
+    wanted: &[String],
+) -> Result<Vec<Machine>, PlanError> {
+    let mut found: Vec<Machine> = Vec::new();
+    if wanted.is_empty() {
+        for (name, family) in &catalogue.families {
+            found.extend(of_family(catalogue, name, family));
+        }
+    }
+    for name in wanted {
+        match catalogue.families.get(name) {
+            Some(family) => found.extend(of_family(catalogue, name, family)),
+            None => found.push(catalogue.machine(name)?),
+        }
+    }
+    found.sort_by(|a, b| (&a.family, a.vcpus, &a.name).cmp(&(&b.family, b.vcpus, &b.name)));
+    found.dedup();
+    Ok(found)
+}
+
+/// A family's machines: one of each number of vCPUs, those with names of their own, and those that
+/// come with disks.
+fn of_family(catalogue: &Catalogue, name: &str, family: &Family) -> Vec<Machine> {
+    let counts = family.vcpus.iter().flatten();
+    let mut names: Vec<String> = counts.map(|n| format!("{name}-standard-{n}")).collect();
+    names.extend(family.machines.iter().cloned());
+    let prefix = format!("{name}-");
+    let rows = catalogue.per_count.iter().flat_map(|table| &table.rows);
+    let with_disks = rows.filter_map(|row| row.machine.as_ref()).map(|pattern| &pattern.0);
+    // A `*` in a row stands for the kind of machine.
+    let with_disks = with_disks.filter(|pattern| pattern.starts_with(&prefix));
+    names.extend(with_disks.map(|pattern| pattern.replace('*', "standard")));
+    names.iter().filter_map(|name| catalogue.machine(name).ok()).collect()
+}

@@ -1,0 +1,126 @@
+//! Prices of a user's own: of machines, which catalogues do not have, and of disks in another
+//! region or under another contract.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::catalogue::{Catalogue, CatalogueError, Confidence, Price, Source};
+
+/// Key of the file among the sources of results.
+const SOURCE: &str = "price-file";
+
+/// Prices, in USD a month.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prices {
+    /// What they are of: a region, a contract, a date.
+    #[serde(default)]
+    title: String,
+    /// Of machines by their names.
+    #[serde(default)]
+    machine_usd_per_month: BTreeMap<String, f64>,
+    /// Of types of disk by their names.
+    #[serde(default)]
+    disk: BTreeMap<String, Disk>,
+}
+
+/// The price of a type of disk, in the catalogue's units.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Disk {
+    #[serde(alias = "usd_per_gib")]
+    usd_per_gb: f64,
+    #[serde(alias = "usd_per_gib_regional")]
+    usd_per_gb_regional: Option<f64>,
+    usd_per_iops: Option<f64>,
+    #[serde(alias = "usd_per_mib_per_s")]
+    usd_per_mb_per_s: Option<f64>,
+}
+
+impl Prices {
+    /// Reads prices in TOML; `file` is its name, for messages.
+    ///
+    /// # Errors
+    /// The first mistake in it.
+    pub fn parse(file: &str, text: &str) -> Result<Prices, CatalogueError> {
+        let prices: Prices = crate::catalogue::from_toml(file, text)?;
+        let disks = prices.disk.iter().flat_map(|(name, disk)| {
+            let rest = [disk.usd_per_gb_regional, disk.usd_per_iops, disk.usd_per_mb_per_s];
+            rest.into_iter().flatten().chain([disk.usd_per_gb]).map(move |usd| (name, usd))
+        });
+        let machines = prices.machine_usd_per_month.iter().map(|(name, usd)| (name, *usd));
+        for (name, usd) in disks.chain(machines) {
+            if !(usd.is_finite() && usd >= 0.0) {
+                return Err(CatalogueError {
+                    file: file.to_owned(),
+                    line: None,
+                    message: format!("a price of {usd} for `{name}`"),
+                    help: "write a number from 0, in USD".to_owned(),
+                });
+            }
+        }
+        Ok(prices)
+    }
+
+    /// Reads the prices in a file of at most 1 MiB.
+    ///
+    /// # Errors
+    /// That it cannot be read, or the first mistake in it.
+    pub fn read(path: &Path) -> Result<Prices, CatalogueError> {
+        let text = crate::catalogue::read_text(path, "a price file")?;
+        Prices::parse(&path.display().to_string(), &text)
+    }
+
+    /// The catalogue with these prices of disks in place of its own.
+    ///
+    /// # Errors
+    /// A type that the catalogue does not have.
+    pub fn apply(&self, file: &str, catalogue: &Catalogue) -> Result<Catalogue, CatalogueError> {
+        let mut with = catalogue.clone();
+        let source = Source {
+            address: file.to_owned(),
+            date: if self.title.is_empty() { "as given".to_owned() } else { self.title.clone() },
+            confidence: Confidence::A,
+            note: None,
+            commit: None,
+        };
+        with.sources.insert(SOURCE.to_owned(), source);
+        for (kind, disk) in &self.disk {
+            if !catalogue.types.contains_key(kind) {
+                let names: Vec<&str> = catalogue.types.keys().map(String::as_str).collect();
+                return Err(CatalogueError {
+                    file: file.to_owned(),
+                    line: None,
+                    message: format!("unknown type of disk `{kind}`"),
+                    help: format!("{} has {}", catalogue.name, names.join(", ")),
+                });
+            }
+            with.prices.retain(|price| price.kind != *kind);
+            with.prices.push(Price {
+                kind: kind.clone(),
+                region: self.title.clone(),
+                source: vec![SOURCE.to_owned()],
+                confidence: None,
+                usd_per_gb: disk.usd_per_gb,
+                usd_per_gb_regional: disk.usd_per_gb_regional,
+                usd_per_iops: disk.usd_per_iops,
+                usd_per_mb_per_s: disk.usd_per_mb_per_s,
+                disputed: false,
+                note: None,
+            });
+        }
+        Ok(with)
+    }
+
+    /// Whether there are prices of machines: then those without one are left out.
+    pub fn has_machines(&self) -> bool {
+        !self.machine_usd_per_month.is_empty()
+    }
+
+    /// What a machine costs a month.
+    pub fn machine(&self, name: &str) -> Option<f64> {
+        self.machine_usd_per_month.get(name).copied()
+    }
+}
