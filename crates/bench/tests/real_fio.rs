@@ -133,10 +133,13 @@ fn rounds_are_added_until_they_are_steady() {
 }
 
 #[test]
-fn fio_accepts_every_job_of_every_suite() {
+fn fio_accepts_every_kind_of_job_of_every_suite() {
     let Some(fio) = fio() else { return };
     for (name, _) in BUILT_IN {
-        for job in suite::find(name).expect("it is built in").jobs {
+        let mut jobs = suite::find(name).expect("it is built in").jobs;
+        // Jobs that differ in their numbers alone are one kind.
+        jobs.dedup_by_key(|job| (job.pattern, job.sync));
+        for job in jobs {
             let target: Target = "/dev/a,/dev/b,/dev/c,/dev/d".parse().expect("a target");
             let options = fio.options(&job, &target).expect("fio can do it");
             let program = std::env::var_os("FIO").unwrap_or_else(|| "fio".into());

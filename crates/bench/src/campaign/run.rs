@@ -161,7 +161,10 @@ impl Campaign<'_> {
         let steps = self.plan.steps();
         let left =
             steps.iter().filter(|step| step.job >= from.job && !done.contains(&self.key(**step)));
-        left.map(|step| self.plan.step_seconds(*step)).sum()
+        let planned: f64 = left.map(|step| self.plan.step_seconds(*step)).sum();
+        // Nobody knows how many rounds are added; this one is.
+        let is_added = from.repetition >= self.plan.repetitions;
+        planned + if is_added { self.plan.step_seconds(from) } else { 0.0 }
     }
 
     fn measure(&self, step: Step, watcher: &mut dyn Watcher) -> Result<Record, Error> {
