@@ -215,6 +215,10 @@ const EXTRA: &[&str] = &[
     "verify_fatal",
 ];
 
+/// fio's I/O engines that a job may name: those that do I/O on the target, and nothing else.
+const ENGINES: &[&str] =
+    &["io_uring", "libaio", "mmap", "posixaio", "psync", "pvsync", "pvsync2", "sync", "vsync"];
+
 impl Job {
     /// Whether it changes the target.
     pub fn writes(&self) -> bool {
@@ -250,6 +254,12 @@ impl Job {
         }
         if self.runtime_ms == 0 {
             return wrong("no time to measure".to_owned());
+        }
+        if let Some(engine) = self.engine.as_deref().filter(|engine| !ENGINES.contains(engine)) {
+            return wrong(format!("no engine `{engine}`: {}", ENGINES.join(", ")));
+        }
+        if matches!(&self.buffers, Buffers::File(path) if path.contains(['\'', '\n', '\r', '\0'])) {
+            return wrong("fio takes no such name of a file".to_owned());
         }
         if self.skip_bytes > 0 && self.pattern.is_random() {
             return wrong("a random pattern leaves nothing out".to_owned());
@@ -287,6 +297,12 @@ mod tests {
         let extra = vec![("iomem".to_owned(), "mmaphuge".to_owned())];
         assert_eq!(Job { extra, ..Job::default() }.check(), Ok(()));
         assert!(Job { name: "a/b".to_owned(), ..Job::default() }.check().is_err());
+        for engine in ["external:/x.so", "exec", "filedelete"] {
+            assert!(
+                Job { engine: Some(engine.to_owned()), ..Job::default() }.check().is_err(),
+                "{engine}"
+            );
+        }
         assert!(Job { depth: 0, ..Job::default() }.check().is_err());
         assert!(Job { runtime_ms: 0, ..Job::default() }.check().is_err());
     }

@@ -326,7 +326,8 @@ mod tests {
     #[test]
     fn a_line_that_was_cut_off_costs_itself_alone() {
         let directory = tempfile::tempdir().unwrap();
-        let plan = Plan::example();
+        let mut plan = Plan::example();
+        plan.destroy.push("/x".to_owned());
         let store = Store::create(directory.path(), &plan).unwrap();
         assert!(store.records().unwrap().is_empty());
         store.append(&record(0)).unwrap();
@@ -339,7 +340,10 @@ mod tests {
         store.append(&record(1)).unwrap();
         assert_eq!(store.records().unwrap(), [record(0), record(1)]);
         assert!(Store::create(directory.path(), &plan).is_err(), "nothing is overwritten");
-        assert_eq!(Store::open(directory.path()).unwrap().1, plan);
+        let resumed = Store::open(directory.path()).unwrap().1;
+        assert!(resumed.destroy.is_empty(), "consent is given anew");
+        plan.destroy.clear();
+        assert_eq!(resumed, plan);
     }
 
     #[test]

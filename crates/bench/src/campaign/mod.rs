@@ -37,7 +37,9 @@ pub struct Plan {
     pub precondition: bool,
     /// Size of files that have to be made, in bytes.
     pub file_bytes: u64,
-    /// Targets whose data may be destroyed.
+    /// Disks whose data may be destroyed. It is never kept: what a disk holds when a run is resumed
+    /// is not what the user once agreed to lose.
+    #[serde(skip)]
     pub destroy: Vec<String>,
 }
 

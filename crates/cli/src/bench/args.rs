@@ -101,6 +101,10 @@ pub struct CompareArgs {
 pub struct ResumeArgs {
     /// Directory of the run
     pub run: PathBuf,
+    /// A target's disk, exactly as it is written, whose data may be destroyed: agreed to anew for
+    /// each run (repeatable)
+    #[arg(long, value_name = "DISK")]
+    pub destroy_data: Vec<String>,
     /// Form of the tables
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub format: TableForm,

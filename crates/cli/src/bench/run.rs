@@ -60,7 +60,8 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
 }
 
 pub(super) fn resume(args: &ResumeArgs) -> Result<Exit, Error> {
-    let (store, plan) = Store::open(&args.run)?;
+    let (store, mut plan) = Store::open(&args.run)?;
+    plan.destroy.clone_from(&args.destroy_data);
     let interrupt = Interrupt::catch()?;
     let fio = if plan.needs_fio() { Some(Fio::find(&interrupt)?) } else { None };
     measure(&plan, &store, fio.as_ref(), &interrupt, args.format.into())
