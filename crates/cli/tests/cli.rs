@@ -158,7 +158,16 @@ fn the_documentation_is_what_the_program_takes() {
         let plan = cli.find_subcommand("plan").expect("it is a command");
         options(plan.find_subcommand(name).expect("it is a command"))
     };
+    let bench = |name: &str| {
+        let bench = cli.find_subcommand("bench").expect("it is a command");
+        options(bench.find_subcommand(name).expect("it is a command"))
+    };
     for (marker, table) in [
+        ("options of bench run".to_owned(), bench("run")),
+        ("options of bench diskspd".to_owned(), bench("diskspd")),
+        ("options of bench compare".to_owned(), bench("compare")),
+        ("options of bench resume".to_owned(), bench("resume")),
+        ("options of bench list".to_owned(), bench("list")),
         ("exit codes".to_owned(), exit_codes()),
         ("options of plan predict".to_owned(), plan("predict")),
         ("options of plan cheapest".to_owned(), plan("cheapest")),
@@ -190,7 +199,7 @@ fn the_documentation_is_what_the_program_takes() {
 
 #[test]
 fn exit_codes_never_change() {
-    assert_eq!(Exit::ALL.map(Exit::code), [0, 1, 2, 3, 4]);
+    assert_eq!(Exit::ALL.map(Exit::code), [0, 1, 2, 3, 4, 5]);
 }
 
 const EXAMPLE: &str = "plan predict --type pd-ssd --size 500GB --machine n1-standard-8 --bs 8K \
