@@ -214,7 +214,9 @@ impl<'de> Visitor<'de> for Jobs {
         let mut out = Vec::new();
         while let Some(job) = list.next_element()? {
             if out.len() >= FIO_JOBS {
-                return Err(de::Error::custom(format!("there are more than {FIO_JOBS} jobs in it")));
+                return Err(de::Error::custom(format!(
+                    "there are more than {FIO_JOBS} jobs in it"
+                )));
             }
             out.push(job);
         }
@@ -388,7 +390,10 @@ mod tests {
             (job("job options", "7"), "invalid type"),
             (job("mixed", r#"{"iops": -0.5}"#), "`iops` of job  is -0.5"),
             (r#"{"fio version": "fio-3.33", "jobs": {}}"#.to_owned(), "a list of jobs"),
-            (format!(r#"{{"fio version": "x", "jobs": [{}{{}}]}}"#, "{},".repeat(FIO_JOBS)), "more than"),
+            (
+                format!(r#"{{"fio version": "x", "jobs": [{}{{}}]}}"#, "{},".repeat(FIO_JOBS)),
+                "more than",
+            ),
             ("{".repeat(100_000), "key must be a string"),
         ] {
             let error = parse(&text).expect_err(part);

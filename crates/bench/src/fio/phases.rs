@@ -122,7 +122,7 @@ const HEEDS_DIRECT: [&str; 4] = ["libaio", "io_uring", "posixaio", "windowsaio"]
 /// fio's own, on Linux, when none is given.
 const ENGINE_DEFAULT: &str = "psync";
 /// Options that hold a job back.
-const PACES: [&str; 5] = ["rate", "rate_iops", "thinktime", "rate_process", "latency_target"];
+const PACES: [&str; 4] = ["rate", "rate_iops", "thinktime", "latency_target"];
 
 /// The phases of a result, in the order in which they ran.
 ///

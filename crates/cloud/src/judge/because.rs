@@ -5,8 +5,9 @@ use serde::Serialize;
 use crate::catalogue::LimitKind;
 use crate::input::Access;
 use crate::judge::{Bound, Case, Verdict};
-use crate::limits::{BURST_SECONDS, MEMORY_PART, QUEUE_FULL};
+use crate::limits::{BURST_SECONDS, MEMORY_PART, TOLERANCE};
 use crate::prediction::{Dimension, Limit, Remedy};
+use crate::remedy::Remedies;
 
 /// One reason.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -217,7 +218,7 @@ impl Case<'_, '_> {
             return Some(Finding::NoRule { latency_us });
         };
         // As near as the whole is judged.
-        let near = crate::limits::TOLERANCE;
+        let near = TOLERANCE;
         Some(match latency_us {
             us if us > sure_us * (1.0 + near) => {
                 Finding::SlowerThanTheRule { latency_us, best_us, sure_us }
@@ -261,9 +262,12 @@ impl Case<'_, '_> {
         out.extend((self.mix.read > 0.0).then_some(Finding::EasyReads));
         out.push(self.other_size(first).unwrap_or(Finding::OtherConfiguration));
         let size_bytes = self.size_bytes();
-        out.extend(measured.reach_bytes.filter(|reach| *reach > size_bytes).map(|reach_bytes| {
-            Finding::BeyondTheEnd { reach_bytes, size_bytes }
-        }));
+        out.extend(
+            measured
+                .reach_bytes
+                .filter(|reach| *reach > size_bytes)
+                .map(|reach_bytes| Finding::BeyondTheEnd { reach_bytes, size_bytes }),
+        );
         out
     }
 
@@ -275,10 +279,11 @@ impl Case<'_, '_> {
     /// The size that would be allowed as much as was measured, if a size would.
     fn other_size(&self, first: &Limit) -> Option<Finding> {
         let cap = self.hard.iter().find(|cap| {
-            cap.kind == LimitKind::Volume && first.kind == LimitKind::Volume
+            cap.kind == LimitKind::Volume
+                && first.kind == LimitKind::Volume
                 && cap.dimension == first.dimension
         })?;
-        let remedies = crate::remedy::Remedies {
+        let remedies = Remedies {
             site: self.site,
             demand: self.demand,
             workload: self.workload,
@@ -319,7 +324,7 @@ impl Case<'_, '_> {
         let written = egress.write? * self.load.used_of(egress);
         let least = self.site.egress_throughput(gbit, gbit);
         let own = self.site.network_gbit_per_s;
-        let near = 1.0 - crate::limits::TOLERANCE;
+        let near = 1.0 - TOLERANCE;
         let below = egress.dimension == Dimension::Throughput && written >= least * near;
         let left = gbit * written / self.site.egress_throughput(gbit, 0.0);
         (below && gbit - left > own).then_some(Finding::OtherTraffic { gbit_per_s: gbit - left })
@@ -328,11 +333,5 @@ impl Case<'_, '_> {
     /// Whether sequential I/O came from one place alone.
     pub(super) fn is_one_stream(&self) -> bool {
         self.measured.access == Access::Sequential && self.measured.jobs == 1
-    }
-
-    /// Whether the queue was as deep as it was told to be.
-    pub(super) fn is_full(&self) -> bool {
-        let kept = self.in_flight.zip(self.measured.in_flight);
-        kept.is_none_or(|(kept, told)| kept >= QUEUE_FULL * told as f64)
     }
 }

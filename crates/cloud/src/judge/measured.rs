@@ -104,9 +104,9 @@ impl Measured {
     /// What cannot have been measured.
     pub(super) fn check(&self, tolerance: f64) -> Result<(), PlanError> {
         let parts = [&self.read, &self.write];
-        let figures = parts.iter().flat_map(|part| {
-            [part.iops, part.bytes_per_s, part.latency_us.unwrap_or(0.0)]
-        });
+        let figures = parts
+            .iter()
+            .flat_map(|part| [part.iops, part.bytes_per_s, part.latency_us.unwrap_or(0.0)]);
         let figures = figures.chain([self.seconds, self.cpus, self.busiest_percent]);
         if let Some(figure) = figures.into_iter().find(|figure| !(0.0..1e30).contains(figure)) {
             let found = format!("a figure of {figure}");

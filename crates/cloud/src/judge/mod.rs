@@ -23,8 +23,8 @@ pub use measured::{Measured, Part};
 
 use serde::Serialize;
 
-use crate::catalogue::{Catalogue, Confidence, LimitKind, SourceKeys};
 use crate::caps::{Cap, QueueFigure};
+use crate::catalogue::{Catalogue, Confidence, LimitKind, SourceKeys};
 use crate::describe;
 use crate::input::{Configuration, PlanError, Workload};
 use crate::limits::{CPU_BUSY, JOB_BUSY_PERCENT, QUEUE_FULL};
@@ -192,7 +192,8 @@ impl Catalogue {
         let mut mix = Mix::new(&workload, &self.units, site.sharing());
         let iops = measured.iops();
         (mix.read, mix.write) = (measured.read.iops / iops, measured.write.iops / iops);
-        let write_block = if measured.write.iops > 0.0 { measured.write.block_bytes() } else { 0.0 };
+        let write_block =
+            if measured.write.iops > 0.0 { measured.write.block_bytes() } else { 0.0 };
         // Only writes have limits by block.
         let mut hard = site.hard_caps(&demand, write_block.round().max(1.0) as u64);
         hard.retain(|cap| load.used_of(cap) > 0.0);

@@ -20,8 +20,7 @@ pub(super) struct Load {
 impl Load {
     pub(super) fn new(measured: &Measured, units: &Units, rules: (Sharing, Sharing)) -> Load {
         let unit = units.throughput_bytes() as f64;
-        let throughput =
-            (measured.read.bytes_per_s / unit, measured.write.bytes_per_s / unit);
+        let throughput = (measured.read.bytes_per_s / unit, measured.write.bytes_per_s / unit);
         Load { iops: (measured.read.iops, measured.write.iops), throughput, rules }
     }
 
@@ -36,9 +35,8 @@ impl Load {
     /// least of all limits.
     pub(super) fn used(&self, caps: &[Cap<'_>]) -> f64 {
         let together = caps.iter().filter(|cap| cap.together).map(|cap| self.used_of(cap));
-        let budgets = [Dimension::Iops, Dimension::Throughput].map(|dimension| {
-            self.used_in(dimension, caps)
-        });
+        let budgets =
+            [Dimension::Iops, Dimension::Throughput].map(|dimension| self.used_in(dimension, caps));
         budgets.into_iter().chain(together).fold(0.0, f64::max)
     }
 

@@ -111,9 +111,9 @@ impl Finding {
             Finding::BusyMachine { cpus, vcpus } => {
                 write!(f, "the jobs kept {cpus:.1} of {vcpus} vCPUs busy")
             }
-            Finding::SamePlaces => {
-                f.write_str("several sequential jobs read or write the same places, one after another")
-            }
+            Finding::SamePlaces => f.write_str(
+                "several sequential jobs read or write the same places, one after another",
+            ),
             Finding::Memory { latency_us, best_us } => write!(
                 f,
                 "{} is the time of memory: a disk of this type takes {} at best",
@@ -182,18 +182,26 @@ impl fmt::Display for JobChange {
             JobChange::AsynchronousEngine => {
                 f.write_str("an engine that keeps many in flight, such as io_uring or libaio")
             }
-            JobChange::MoreJobs { jobs } => write!(f, "more jobs: {jobs}, each on a CPU of its own"),
+            JobChange::MoreJobs { jobs } => {
+                write!(f, "more jobs: {jobs}, each on a CPU of its own")
+            }
             JobChange::StreamsWithOffsets => {
                 f.write_str("several streams: more sequential jobs, each with its own offset")
             }
             JobChange::OwnOffsets => {
                 f.write_str("an offset of its own for each job, such as offset_increment")
             }
-            JobChange::DirectIo => f.write_str("direct=1, to measure the disk and not the page cache"),
+            JobChange::DirectIo => {
+                f.write_str("direct=1, to measure the disk and not the page cache")
+            }
             JobChange::NoPace { by } => write!(f, "a run without {by}"),
             JobChange::FewerFlushes => f.write_str("fewer flushes among the writes, or more jobs"),
             JobChange::LongerRun { seconds } => {
-                write!(f, "to be sure: a run of {} s or more, and look at its end", grouped(*seconds))
+                write!(
+                    f,
+                    "to be sure: a run of {} s or more, and look at its end",
+                    grouped(*seconds)
+                )
             }
             JobChange::WriteFirst => {
                 f.write_str("to be sure: write the whole range before it is read")
