@@ -24,7 +24,7 @@ fn several_jobs_of_one_group_are_one_load() {
     let found = one(output!("mixed-jobs-json-plus.json"));
     assert_eq!(found.names, ["a", "b"]);
     assert_eq!((found.jobs, found.in_flight), (2, Some(12)));
-    assert_eq!(found.read.ios + found.write.ios, 400);
+    assert_eq!(found.read.ios + found.write.ios, 152);
     assert_eq!(found.read.bytes_per_s / found.read.iops, 4096.0);
     assert_eq!(found.write.bytes_per_s / found.write.iops, 16384.0);
     assert_eq!((found.pattern.as_deref(), found.random), (Some("randrw"), Some(true)));
