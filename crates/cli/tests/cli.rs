@@ -2,8 +2,9 @@
 //! `docs/cli.md` against the definitions of the arguments.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use clap::{Args as _, CommandFactory as _};
 use flagstone_cli::args::{Cli, LoadArgs, ServeArgs};
@@ -453,12 +454,18 @@ fn what_is_no_result_is_one_line_and_code_2() {
 
 #[test]
 fn a_result_from_standard_input() {
-    let result = fs::File::open(repository().join("docs/examples/randwrite-8k.json"));
-    let output = Command::new(env!("CARGO_BIN_EXE_flagstone"))
+    let result = fs::read(repository().join("docs/examples/randwrite-8k.json"));
+    let mut program = Command::new(env!("CARGO_BIN_EXE_flagstone"))
         .args(EXPLAIN.replace("docs/examples/randwrite-8k.json", "-").split_whitespace())
-        .stdin(result.expect("it exists"))
-        .output()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
         .expect("the program runs");
+    // It reads all of it before it says anything.
+    let mut input = program.stdin.take().expect("it is piped");
+    input.write_all(&result.expect("it exists")).expect("it is read");
+    drop(input);
+    let output = program.wait_with_output().expect("it ends");
     assert_eq!(output.stdout, run(EXPLAIN).stdout);
 }
 

@@ -9,7 +9,7 @@ use flagstone_bench::fio::phases::{Phase, Rate, phases};
 use flagstone_bench::limits::FIO_OUTPUT_BYTES;
 use flagstone_bench::os::read_text;
 use flagstone_cloud::catalogue::Catalogue;
-use flagstone_cloud::judge::{Bound, Part, UsedLimit, Verdict};
+use flagstone_cloud::judge::{Bound, Part, UsedLimit, Verdict, count_text, latency_text};
 use flagstone_cloud::prediction::{SourceUse, Touched};
 use flagstone_cloud::{
     Access, Confidence, Judgement, Measured, PlanError, Rates, block_text, grouped,
@@ -236,12 +236,8 @@ fn title(phase: &Phase) -> String {
     });
     words.extend(phase.in_flight.map(|told| format!("{told} to be in flight")));
     words.extend((phase.jobs > 1).then(|| format!("{} jobs", phase.jobs)));
-    words.push(format!("{} s", decimals_of_time(phase.seconds)));
+    words.push(format!("{} s", count_text(phase.seconds)));
     format!("{names}: {}", words.join(", "))
-}
-
-fn decimals_of_time(seconds: f64) -> String {
-    if seconds < 10.0 { format!("{seconds:.1}") } else { grouped(seconds) }
 }
 
 fn failures(phase: &Phase) -> Vec<String> {
@@ -300,9 +296,10 @@ fn rates(found: &Judgement, out: &mut String) {
         let text = format!("  {label:<11}{iops:>12} IOPS {throughput:>12} {unit}{rest}");
         let _ = writeln!(out, "{}", text.trim_end());
     };
-    let latency =
-        found.measured.latency_us.map(|us| format!("  {} ms on average", decimals(us / 1e3)));
-    let in_flight = found.measured.in_flight.map(|n| format!(", {n:.1} in flight"));
+    let latency = found.measured.latency_us;
+    let latency = latency.map(|us| format!("  {} on average", latency_text(us)));
+    let in_flight = found.measured.in_flight;
+    let in_flight = in_flight.map(|number| format!(", {} in flight", count_text(number)));
     let rest = latency.unwrap_or_default() + &in_flight.unwrap_or_default();
     line("measured", &found.measured.total, &rest);
     if (1..100).contains(&found.workload.read_percent) {

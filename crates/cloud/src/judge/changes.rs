@@ -124,6 +124,9 @@ impl Case<'_, '_> {
         let used = self.load.used_in(Dimension::Throughput, self.hard);
         let bytes = self.workload.block_bytes as f64 / used;
         let bytes = (bytes.min(MAX_BLOCK_BYTES as f64) / 512.0).floor() as u64 * 512;
+        // Blocks are powers of two, unless only another one fits in between.
+        let whole = 1 << bytes.max(1).ilog2();
+        let bytes = if whole > self.workload.block_bytes { whole } else { bytes };
         (used > 0.0 && bytes > self.workload.block_bytes).then_some(Remedy::LargerBlocks { bytes })
     }
 

@@ -20,6 +20,7 @@ mod words;
 pub use because::Finding;
 pub use changes::{Change, JobChange};
 pub use measured::{Measured, Part};
+pub use words::{count_text, latency_text};
 
 use serde::Serialize;
 

@@ -28,11 +28,20 @@ impl fmt::Display for Bound {
 }
 
 /// Microseconds as people read them.
-pub(crate) fn latency_text(us: f64) -> String {
+pub fn latency_text(us: f64) -> String {
     match us {
         us if us < 100.0 => format!("{us:.1} µs"),
         us if us < 1e6 => format!("{:.2} ms", us / 1e3),
         us => format!("{:.1} s", us / 1e6),
+    }
+}
+
+/// A number of I/Os in flight, or seconds, with a decimal where it is small.
+pub fn count_text(count: f64) -> String {
+    match count {
+        n if n < 1.0 => format!("{n:.2}"),
+        n if n < 100.0 => format!("{n:.1}"),
+        n => grouped(n),
     }
 }
 
@@ -54,8 +63,9 @@ impl fmt::Display for Finding {
             }
             Finding::Latency { in_flight, latency_us, iops, allowed_iops } => write!(
                 f,
-                "{in_flight:.1} in flight, each of which took {}, give {} IOPS (Little's law) of {} \
-                 that are allowed",
+                "{} in flight, each of which took {}, give {} IOPS (Little's law) of {} that are \
+                 allowed",
+                count_text(*in_flight),
                 ms(*latency_us),
                 grouped(*iops),
                 grouped(*allowed_iops)
@@ -95,7 +105,8 @@ impl Finding {
     fn of_circumstances(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Finding::QueueNotFull { in_flight, told } => {
-                write!(f, "{in_flight:.1} were in flight on average, of {} that were to be", told)
+                let kept = count_text(*in_flight);
+                write!(f, "{kept} were in flight on average, of {told} that were to be")
             }
             Finding::Paced { by } => write!(f, "the job is held back by {by}"),
             Finding::Flushed => f.write_str("writes wait for flushes among them"),
@@ -129,7 +140,7 @@ impl Finding {
             Finding::Burst { seconds } => write!(
                 f,
                 "burst: in {} s, credits may not have been spent, and it falls to what is sustained",
-                grouped(*seconds)
+                count_text(*seconds)
             ),
             Finding::EasyReads => f.write_str(
                 "cache: what was read before, or never written, may be answered without the disk",
