@@ -118,6 +118,26 @@ fn experiment_c_is_twice_and_one_point_seven_times_the_formula() {
 }
 
 #[test]
+fn experiment_b_reaches_four_local_disks_and_not_over_the_network() {
+    let catalogue = Catalogue::builtin("gcp-2019").expect("it is in the program");
+    let local = Configuration::new(catalogue, "local-ssd-nvme", 0, "n1-highcpu-16");
+    let configuration = Configuration { disks: 4, ..local.expect("it exists") };
+    // Thousands of 4 KiB I/Os a second; latency was not published.
+    for (reads, writes, verdict, bound, used) in [
+        (659e3, 0.0, Verdict::AsPredicted, Bound::Limit, 0.969),
+        (384e3, 0.0, Verdict::Below, Bound::NotKnown, 0.565),
+        (0.0, 368e3, Verdict::AsPredicted, Bound::Limit, 1.022),
+        (0.0, 398e3, Verdict::Above, Bound::Limit, 1.106),
+    ] {
+        let of = |iops: f64| Part { iops, bytes_per_s: iops * 4096.0, latency_us: None };
+        let measured = Measured { read: of(reads), write: of(writes), ..Measured::default() };
+        let found = catalogue.judge(&configuration, &measured, TOLERANCE).expect("it is known");
+        assert_eq!((found.verdict, found.bound), (verdict, bound), "{reads} {writes}");
+        assert!((found.used - used).abs() < 0.001, "{}", found.used);
+    }
+}
+
+#[test]
 fn what_the_job_did_to_itself() {
     let base = Measured {
         read: part(100.0, 4096.0, 1.5),

@@ -228,6 +228,21 @@ fn jobs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<JobOutput>, D:
     deserializer.deserialize_seq(Jobs)
 }
 
+/// Characters of a mistake that are repeated: it may quote any text of the input.
+const SAID_CHARS: usize = 200;
+
+fn said(error: serde_json::Error) -> String {
+    if error.is_eof() {
+        return "its JSON ends in the middle".to_owned();
+    }
+    let text = error.to_string();
+    if text.chars().count() <= SAID_CHARS {
+        return text;
+    }
+    let begin: String = text.chars().take(SAID_CHARS).collect();
+    format!("{begin}… at line {} column {}", error.line(), error.column())
+}
+
 /// Where the JSON begins: fio prints it from the start of a line, and warnings may stand before it
 /// and have braces of their own.
 fn beginning(text: &str) -> Option<usize> {
@@ -245,10 +260,6 @@ fn beginning(text: &str) -> Option<usize> {
 pub fn parse(text: &str) -> Result<Output, String> {
     let start = beginning(text).ok_or("there is no JSON in it")?;
     let mut values = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Raw>();
-    let said = |error: serde_json::Error| match error.is_eof() {
-        true => "its JSON ends in the middle".to_owned(),
-        false => error.to_string(),
-    };
     let mut raw = values.next().ok_or("there is no JSON in it")?.map_err(said)?;
     loop {
         match values.next() {
@@ -399,6 +410,10 @@ mod tests {
             let error = parse(&text).expect_err(part);
             assert!(error.contains(part), "{part}: {error}");
         }
+        let error = parse(&job("error", &format!("\"{}\"", "ü\\n".repeat(1 << 20))));
+        let error = error.expect_err("it is no number");
+        assert!(error.chars().count() < 300 && error.lines().count() == 1, "{error:.300}");
+        assert!(error.contains("… at line 1 column"), "{error}");
     }
 
     proptest! {
