@@ -8,6 +8,7 @@ use flagstone_cloud::catalogue::{Catalogue, DEFAULT_CATALOGUE};
 use flagstone_cloud::{Access, Configuration, Workload};
 use flagstone_control::units::{parse_block_size, parse_size};
 
+use super::several::{CompareArgs, CurveArgs};
 use crate::args::Pattern;
 
 /// Arguments of `flagstone plan`.
@@ -25,6 +26,10 @@ pub enum PlanCommand {
     Predict(Box<PredictArgs>),
     /// Find the cheapest disks and machine that do what is needed
     Cheapest(Box<CheapestArgs>),
+    /// Put types of disk side by side: what each does, by which limit, and for how much
+    Compare(Box<CompareArgs>),
+    /// Draw IOPS and MB/s over size, vCPUs, block or queue depth, with the limit that binds
+    Curve(Box<CurveArgs>),
     /// Print the tables of limits and prices that a catalogue stands for
     Table(TableArgs),
     /// Print a catalogue of the program, to begin one's own from
@@ -278,7 +283,7 @@ pub(crate) fn count(option: &str, text: &str, most: u32) -> Result<u32, String> 
     count_from(option, text, 1, most)
 }
 
-fn count_from(option: &str, text: &str, least: u32, most: u32) -> Result<u32, String> {
+pub(crate) fn count_from(option: &str, text: &str, least: u32, most: u32) -> Result<u32, String> {
     text.parse::<u32>().ok().filter(|number| (least..=most).contains(number)).ok_or_else(|| {
         format!("{option} {}: write a whole number from {least} to {most}", printable(text))
     })
@@ -300,6 +305,6 @@ pub(crate) fn bytes_per_s(option: &str, text: &str) -> Result<f64, String> {
     })
 }
 
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars().take(40).map(|c| if c.is_control() { '?' } else { c }).collect()
 }

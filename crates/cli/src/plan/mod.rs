@@ -4,8 +4,11 @@
 pub mod args;
 mod cheapest;
 mod columns;
+mod compare;
+mod curve;
 mod paint;
 mod predict;
+pub mod several;
 mod table;
 
 use flagstone_cloud::catalogue::Catalogue;
@@ -23,6 +26,8 @@ pub fn run(args: &PlanArgs) -> Exit {
     match &args.command {
         PlanCommand::Predict(args) => predict::run(args),
         PlanCommand::Cheapest(args) => cheapest::run(args),
+        PlanCommand::Compare(args) => compare::run(args),
+        PlanCommand::Curve(args) => curve::run(args),
         PlanCommand::Table(args) => table::run(args),
         PlanCommand::Catalog(args) => catalog(args),
     }

@@ -165,7 +165,7 @@ fn same(a: &Limit, b: &Limit) -> bool {
 }
 
 /// With a decimal where the number is small enough for one to matter.
-fn decimals(number: f64) -> String {
+pub(super) fn decimals(number: f64) -> String {
     match number {
         n if n < 10.0 => format!("{n:.2}"),
         n if n < 1000.0 => format!("{n:.1}"),
