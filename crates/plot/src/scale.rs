@@ -94,7 +94,7 @@ impl Placed {
             return Placed::log2(1.0, 16.0);
         }
         let (low, high) = apart(low, high);
-        let octaves = (high / low).log2();
+        let octaves = high.log2() - low.log2();
         // Every power, every second, every fourth, so that there is room for the words.
         let every = [1, 2, 4, 10].into_iter().find(|every| octaves / f64::from(*every) <= 11.0);
         let every = every.unwrap_or((octaves / 10.0).ceil() as i32);

@@ -246,6 +246,10 @@ pub struct CheapestArgs {
     /// Prices of machines, and of disks in place of the catalogue's: a TOML file
     #[arg(long, value_name = "FILE")]
     pub price_file: Option<String>,
+    /// Of configurations that differ in the number of disks alone, and in what follows from it, show
+    /// the cheapest
+    #[arg(long)]
+    pub distinct: bool,
     /// How many configurations to show
     #[arg(long, value_name = "N", default_value = "10", allow_hyphen_values = true)]
     pub top: String,

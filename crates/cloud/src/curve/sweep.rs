@@ -150,7 +150,8 @@ pub(super) fn with_vcpus(name: &str, vcpus: u64) -> Option<String> {
     let number = |word: &String| !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
     let custom = words.get(1).is_some_and(|word| word == "custom");
     let at = if custom { Some(2).filter(|at| words.len() > *at) } else { words.iter().rposition(number) };
-    words[at.filter(|at| number(&words[*at]))?] = vcpus.to_string();
+    let at = at.filter(|at| number(&words[*at]))?;
+    words[at] = vcpus.to_string();
     Some(words.join("-"))
 }
 

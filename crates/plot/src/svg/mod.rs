@@ -18,9 +18,6 @@ const WIDTH: f64 = 880.0;
 /// Left and right of everything.
 const EDGE: f64 = 20.0;
 
-/// Height of a row of the legend.
-const LEGEND_ROW: f64 = 22.0;
-
 /// Average width of a character, of its height; DejaVu Sans is a wide face.
 const CHARACTER: f64 = 0.6;
 
