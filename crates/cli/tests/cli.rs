@@ -171,6 +171,8 @@ fn the_documentation_is_what_the_program_takes() {
         ("exit codes".to_owned(), exit_codes()),
         ("options of plan predict".to_owned(), plan("predict")),
         ("options of plan cheapest".to_owned(), plan("cheapest")),
+        ("options of plan compare".to_owned(), plan("compare")),
+        ("options of plan curve".to_owned(), plan("curve")),
         ("options of plan table".to_owned(), plan("table")),
         ("options of plan catalog".to_owned(), plan("catalog")),
         ("options of check".to_owned(), of("check")),
