@@ -125,7 +125,8 @@ fn a_comparison_says_what_each_type_does() {
 
 #[test]
 fn a_comparison_takes_what_is_bought_and_other_prices() {
-    let line = "plan compare --type pd-ssd,hyperdisk-balanced --capacity 1TB --machine c3-standard-8";
+    let line =
+        "plan compare --type pd-ssd,hyperdisk-balanced --capacity 1TB --machine c3-standard-8";
     let free = report(line);
     let bought = report(&format!("{line} --iops 10000 --throughput 400MiB/s --rw randrw"));
     assert_eq!(free["columns"][1]["iops"], 3000.0);
@@ -155,7 +156,10 @@ fn curves_change_where_the_limit_does() {
     assert_eq!(spans[0]["from"]["at"], 10);
     assert_eq!(spans[0]["to"]["at"], 500);
     assert_eq!(spans[0]["to"]["iops"], 15000.0);
-    assert_eq!((&spans[0]["to"]["binding"], &spans[1]["from"]["binding"]), (&"volume".into(), &"vm".into()));
+    assert_eq!(
+        (&spans[0]["to"]["binding"], &spans[1]["from"]["binding"]),
+        (&"volume".into(), &"vm".into())
+    );
     assert_eq!(spans[1]["from"]["at"], 501);
     // Every point is what `plan predict` says.
     for point in curve["points"].as_array().expect("a list").iter().step_by(9) {
@@ -163,7 +167,8 @@ fn curves_change_where_the_limit_does() {
             "plan predict --type pd-ssd --size {}GB --machine n1-standard-8 --catalog gcp-2019",
             point["at"]
         );
-        let predicted: Value = serde_json::from_slice(&run(&format!("{predict} --json")).stdout).expect("JSON");
+        let predicted: Value =
+            serde_json::from_slice(&run(&format!("{predict} --json")).stdout).expect("JSON");
         assert_eq!(predicted["prediction"]["total"]["iops"], point["iops"], "{point}");
         assert_eq!(predicted["prediction"]["binding"]["kind"], point["binding"], "{point}");
     }
@@ -185,7 +190,10 @@ fn curves_over_every_dimension() {
         assert_eq!(points[0]["at"], at, "{over}");
         assert!(points.windows(2).all(|pair| pair[0]["at"].as_u64() < pair[1]["at"].as_u64()));
         for kind in kinds {
-            assert!(points.iter().any(|point| point["binding"] == *kind), "{over} {kind}: {curve:#}");
+            assert!(
+                points.iter().any(|point| point["binding"] == *kind),
+                "{over} {kind}: {curve:#}"
+            );
         }
     }
 }
@@ -278,7 +286,8 @@ fn each_type_once_and_how_many_it_stands_for() {
     assert_eq!(distinct.len(), kinds(&once).len());
     assert!(kinds(&all).len() > distinct.iter().filter(|kind| kinds(&all).contains(kind)).count());
     let found = once["answer"]["found"].as_array().expect("a list");
-    let with = found.iter().find(|found| !found["others"].is_null()).expect("one stands for others");
+    let with =
+        found.iter().find(|found| !found["others"].is_null()).expect("one stands for others");
     documented(&[with, &with["others"]]);
     let dearest = with["others"]["usd_per_month_max"].as_f64();
     assert!(dearest >= with["usd_per_month"].as_f64());

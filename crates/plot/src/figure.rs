@@ -53,12 +53,7 @@ pub struct Axis {
 impl Axis {
     /// Even steps, numbers such as `15k`.
     pub fn linear(label: impl Into<String>) -> Axis {
-        Axis {
-            label: label.into(),
-            scale: Scale::Linear,
-            format: Format::Si,
-            ticks: Vec::new(),
-        }
+        Axis { label: label.into(), scale: Scale::Linear, format: Format::Si, ticks: Vec::new() }
     }
 
     /// Factors, numbers such as `15k`.

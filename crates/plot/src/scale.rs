@@ -101,7 +101,8 @@ impl Placed {
         let (first, last) = (low.log2() - 1e-3, high.log2() + 1e-3);
         let from = (first / f64::from(every)).ceil() as i32 * every;
         let powers = (0..=TICKS_MAX as i32).map(|at| from.saturating_add(at * every));
-        let ticks = powers.filter(|power| f64::from(*power) <= last).map(|p| 2f64.powi(p)).collect();
+        let ticks =
+            powers.filter(|power| f64::from(*power) <= last).map(|p| 2f64.powi(p)).collect();
         Placed { scale: Scale::Log2, low, high, most: high, ticks }
     }
 
@@ -168,10 +169,16 @@ mod tests {
 
     #[test]
     fn powers_of_two_are_written_where_they_fit() {
-        let blocks = Placed::new(&Axis { scale: Scale::Log2, ..Axis::linear("") }, [4096.0, 1048576.0].into_iter());
+        let blocks = Placed::new(
+            &Axis { scale: Scale::Log2, ..Axis::linear("") },
+            [4096.0, 1048576.0].into_iter(),
+        );
         assert_eq!(blocks.ticks.len(), 9);
         assert_eq!((blocks.ticks[0], blocks.ticks[8]), (4096.0, 1048576.0));
-        let wide = Placed::new(&Axis { scale: Scale::Log2, ..Axis::linear("") }, [10.0, 65536.0].into_iter());
+        let wide = Placed::new(
+            &Axis { scale: Scale::Log2, ..Axis::linear("") },
+            [10.0, 65536.0].into_iter(),
+        );
         assert_eq!(wide.ticks, [16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0]);
         let own = Axis { scale: Scale::Log2, ticks: vec![2.0, 48.0], ..Axis::linear("") };
         assert_eq!(Placed::new(&own, [2.0, 48.0].into_iter()).ticks, [2.0, 48.0]);

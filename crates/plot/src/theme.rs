@@ -28,8 +28,7 @@ pub(crate) const HUES: usize = 7;
 pub(crate) const DASHES: [&str; 4] = ["", "7 3", "2 3", "9 3 2 3"];
 
 /// Dashes of curves, whose colours mean something else.
-pub(crate) const CURVE_DASHES: [&str; 6] =
-    ["", "9 4", "2 4", "12 4 2 4", "18 5", "6 3 2 3 2 3"];
+pub(crate) const CURVE_DASHES: [&str; 6] = ["", "9 4", "2 4", "12 4 2 4", "18 5", "6 3 2 3 2 3"];
 
 /// The colours of Okabe and Ito, told apart by nearly everyone, but for yellow, which is too pale
 /// for lines on white.

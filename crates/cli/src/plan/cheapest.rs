@@ -192,10 +192,8 @@ fn others(answer: &Answer, paint: Paint, out: &mut String) {
                 others.disks_min, others.disks_max
             ),
         };
-        let line = format!(
-            "also {}: {numbers} {:.2} USD a month",
-            found.kind, others.usd_per_month_max
-        );
+        let line =
+            format!("also {}: {numbers} {:.2} USD a month", found.kind, others.usd_per_month_max);
         let _ = writeln!(out, "  {}", paint.dim(&line));
     }
     let repeated = |(at, found): &(usize, &Found)| {

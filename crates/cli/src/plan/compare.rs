@@ -210,7 +210,8 @@ fn rows(
         let mut cells = vec![vec![name.to_owned()]];
         cells.extend(columns.iter().map(|column| wrapped(&cell(column), CELL_MAX)));
         let height = cells.iter().map(Vec::len).max().unwrap_or(0);
-        let line = |at: usize| cells.iter().map(move |cell| cell.get(at).cloned().unwrap_or_default());
+        let line =
+            |at: usize| cells.iter().map(move |cell| cell.get(at).cloned().unwrap_or_default());
         rows.extend((0..height).map(|at| line(at).collect()));
     };
     row("disks", &|column| disks(catalogue, column));
@@ -224,7 +225,9 @@ fn rows(
         let iops = index < half;
         let what = if iops { "IOPS" } else { unit };
         let name = format!("{what}, {}", load_name(workload));
-        let number = move |does: &Does| if iops { grouped(does.total.iops) } else { decimals(does.total.throughput) };
+        let number = move |does: &Does| {
+            if iops { grouped(does.total.iops) } else { decimals(does.total.throughput) }
+        };
         row(&name, &|c| of(c, &|c| number(&c.does[index])));
         let block = format!("  of {}, limited by", block_text(workload.block_bytes));
         row(&block, &|c| of(c, &|c| limit(&c.does[index].binding, unit)));
@@ -335,7 +338,10 @@ mod tests {
     #[test]
     fn dates_are_found_in_words() {
         for (text, wanted) in [
-            ("files last changed 2024-07-06 / 2024-08-21 (snapshot 2026-08-07)", &["2024-07", "2024-08", "2026-08"][..]),
+            (
+                "files last changed 2024-07-06 / 2024-08-21 (snapshot 2026-08-07)",
+                &["2024-07", "2024-08", "2026-08"][..],
+            ),
             ("undated copy (after pd-extreme; 2024-2025)", &["2024"]),
             ("about 2019, inferred; the text carries none", &["2019"]),
             ("undated", &[]),

@@ -149,7 +149,11 @@ pub(super) fn with_vcpus(name: &str, vcpus: u64) -> Option<String> {
     let mut words: Vec<String> = name.split('-').map(str::to_owned).collect();
     let number = |word: &String| !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
     let custom = words.get(1).is_some_and(|word| word == "custom");
-    let at = if custom { Some(2).filter(|at| words.len() > *at) } else { words.iter().rposition(number) };
+    let at = if custom {
+        Some(2).filter(|at| words.len() > *at)
+    } else {
+        words.iter().rposition(number)
+    };
     let at = at.filter(|at| number(&words[*at]))?;
     words[at] = vcpus.to_string();
     Some(words.join("-"))

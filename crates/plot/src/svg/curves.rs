@@ -45,7 +45,8 @@ pub(super) fn draw(out: &mut Writer, curves: &[Curve], (x, y): (&Placed, &Placed
     let drawn: Vec<Vec<Drawn<'_>>> = curves
         .iter()
         .map(|curve| {
-            let of = |stretch: &'_ Stretch| stretch.points.iter().filter_map(|p| place(*p)).collect();
+            let of =
+                |stretch: &'_ Stretch| stretch.points.iter().filter_map(|p| place(*p)).collect();
             curve.stretches.iter().map(|stretch| Drawn { stretch, points: of(stretch) }).collect()
         })
         .collect();

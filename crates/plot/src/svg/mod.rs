@@ -4,8 +4,8 @@ mod bars;
 mod curves;
 mod legend;
 mod lines;
-mod places;
 mod panel;
+mod places;
 mod write;
 
 use crate::figure::{Figure, Hue};

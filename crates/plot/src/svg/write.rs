@@ -92,7 +92,9 @@ impl Writer {
     /// A dot with a rim of the ground, so that it is told from the line that it is on.
     pub(crate) fn ring(&mut self, hue: Hue, x: f64, y: f64) {
         let class = hue_class(hue);
-        self.raw(&format!("<circle class=\"ring f{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4.5\"/>"));
+        self.raw(&format!(
+            "<circle class=\"ring f{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4.5\"/>"
+        ));
     }
 
     pub(crate) fn bar(&mut self, hue: Hue, x: f64, y: f64, width: f64, height: f64) {

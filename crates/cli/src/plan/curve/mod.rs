@@ -125,7 +125,9 @@ fn found(args: &CurveArgs) -> Result<(Catalogue, Found), String> {
 /// A round place well beyond the last change.
 fn beyond(last: u64, over: Over) -> u64 {
     match over {
-        Over::Depth => last.saturating_mul(4).max(64).checked_next_power_of_two().unwrap_or(u64::MAX),
+        Over::Depth => {
+            last.saturating_mul(4).max(64).checked_next_power_of_two().unwrap_or(u64::MAX)
+        }
         _ => last.saturating_mul(4).max(4096),
     }
 }

@@ -55,7 +55,8 @@ fn subtitle(catalogue: &Catalogue, found: &Found) -> String {
     if found.over != Over::Size {
         let size = units.size_of(first.size_bytes);
         let size = (size > 0.0).then(|| format!("{} {}", grouped(size), units.size.name()));
-        let disks = if first.disks > 1 { format!("{} disks of ", first.disks) } else { String::new() };
+        let disks =
+            if first.disks > 1 { format!("{} disks of ", first.disks) } else { String::new() };
         parts.extend(size.map(|size| format!("{disks}{size}")));
     } else if first.disks > 1 {
         parts.push(format!("{} disks", first.disks));
@@ -87,8 +88,10 @@ fn subtitle(catalogue: &Catalogue, found: &Found) -> String {
 fn footer(catalogue: &Catalogue, found: &Found) -> String {
     let curves = || found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
     let confidence = curves().map(|curve| curve.confidence).max().unwrap_or(Confidence::A);
-    let mut lines =
-        vec![format!("Catalogue {} ({}), confidence {confidence}.", catalogue.name, catalogue.date)];
+    let mut lines = vec![format!(
+        "Catalogue {} ({}), confidence {confidence}.",
+        catalogue.name, catalogue.date
+    )];
     lines.extend(found.types.iter().filter_map(|of| {
         let why = of.curves.as_ref().err()?;
         Some(format!("No curve of {}: {why}.", of.configuration.kind))
@@ -116,9 +119,9 @@ fn panel(catalogue: &Catalogue, found: &Found, rw: &str, rate: Rate) -> Panel {
         Rate::Throughput => point.throughput,
     };
     let all = || curves.iter().flat_map(|curve| &curve.points);
-    let (low, high) = all().map(value).fold((f64::INFINITY, 0.0f64), |(low, high), value| {
-        (low.min(value), high.max(value))
-    });
+    let (low, high) = all()
+        .map(value)
+        .fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(value), high.max(value)));
     let log = found.over != Over::Vcpus && high / low > LOG_FROM;
     let what = match rate {
         Rate::Iops => "IOPS",
@@ -129,7 +132,8 @@ fn panel(catalogue: &Catalogue, found: &Found, rw: &str, rate: Rate) -> Panel {
         None => what.to_owned(),
     };
     let scale = if log { Scale::Log } else { Scale::Linear };
-    let one = |(dash, curve): (usize, &&Curve)| one(catalogue, found.over, curve, dash, &value, rate);
+    let one =
+        |(dash, curve): (usize, &&Curve)| one(catalogue, found.over, curve, dash, &value, rate);
     Panel {
         x: across(catalogue, found, all().map(|point| point.at).collect()),
         y: Axis { scale, format: Format::Plain, ..Axis::linear(heading) },
@@ -169,9 +173,7 @@ fn across(catalogue: &Catalogue, found: &Found, mut places: Vec<u64>) -> Axis {
             ..each(Axis::log("vCPUs of the machine"), Scale::Log2, Format::Plain)
         },
         Over::Block => each(Axis::log("bytes of an I/O"), Scale::Log2, Format::Block),
-        Over::Depth => {
-            each(Axis::log("I/Os in flight of each job"), Scale::Log2, Format::Plain)
-        }
+        Over::Depth => each(Axis::log("I/Os in flight of each job"), Scale::Log2, Format::Plain),
     }
 }
 
