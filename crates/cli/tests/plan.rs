@@ -156,6 +156,7 @@ fn curves_change_where_the_limit_does() {
     assert_eq!(spans[0]["from"]["at"], 10);
     assert_eq!(spans[0]["to"]["at"], 500);
     assert_eq!(spans[0]["to"]["iops"], 15000.0);
+    assert_eq!((&spans[0]["to"]["tied"], &spans[1]["from"]["tied"]), (&true.into(), &false.into()));
     assert_eq!(
         (&spans[0]["to"]["binding"], &spans[1]["from"]["binding"]),
         (&"volume".into(), &"vm".into())

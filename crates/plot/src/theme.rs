@@ -53,7 +53,7 @@ impl Palette {
     pub(crate) fn rules(&self) -> String {
         let mut rules = format!(
             ".ground{{fill:{}}}.ink{{fill:{}}}.faint{{fill:{}}}.grid{{stroke:{}}}.axis{{stroke:{}}}\
-             .ring{{stroke:{}}}.lead{{stroke:{}}}",
+             .ring,.halo{{stroke:{}}}.lead{{stroke:{}}}",
             self.ground, self.ink, self.faint, self.grid, self.faint, self.ground, self.ink
         );
         for (number, colour) in self.hues.iter().enumerate() {

@@ -14,7 +14,7 @@ use crate::caps::QueueFigure;
 use crate::catalogue::{Catalogue, Confidence, LimitKind};
 use crate::input::{Configuration, PlanError, Workload};
 use crate::mix::Mix;
-use crate::predict::{binding_order, rates};
+use crate::predict::{SAME, binding_order, rates};
 use crate::prediction::{Dimension, Prediction, SourceUse, Touched};
 use crate::site::Site;
 
@@ -55,6 +55,8 @@ pub struct Point {
     pub binding: LimitKind,
     /// What it is a limit of.
     pub dimension: Dimension,
+    /// Whether there would be no more without it, as another limit is equal.
+    pub tied: bool,
 }
 
 /// Neighbouring places at which the same limit binds.
@@ -123,8 +125,20 @@ impl Catalogue {
 }
 
 impl Curve {
-    /// Adds what a prediction rests on.
-    fn gather(&mut self, prediction: Prediction) {
+    /// Adds what a prediction rests on, but for its price: there is none on a curve.
+    fn gather(&mut self, mut prediction: Prediction) {
+        match &prediction.cost {
+            Some(cost) => {
+                let of_limits = |key: &String| {
+                    prediction.limits.iter().any(|limit| limit.sources.contains(key))
+                };
+                let price = cost.sources.iter().filter(|key| !of_limits(key));
+                let price: Vec<String> = price.cloned().collect();
+                prediction.sources.retain(|source| !price.contains(&source.key));
+            }
+            // The last of it is why there is no price.
+            None => drop(prediction.not_known.pop()),
+        }
         self.confidence = self.confidence.max(prediction.confidence);
         for source in prediction.sources {
             match self.sources.iter_mut().find(|known| known.key == source.key) {
@@ -202,15 +216,17 @@ impl Walk<'_> {
             return Err(PlanError::NotKnown(what));
         }
         caps.extend(site.soft_caps(&workload, QueueFigure::Low));
-        let order = binding_order(&mix, &caps, 1);
-        let cap = &caps[order[0].0];
-        let rates = rates(self.catalogue, workload.block_bytes, mix.iops_under(caps.iter()));
+        let (binding, without) = binding_order(&mix, &caps, 1)[0];
+        let cap = &caps[binding];
+        let iops = mix.iops_under(caps.iter());
+        let rates = rates(self.catalogue, workload.block_bytes, iops);
         Ok(Point {
             at,
             iops: rates.iops,
             throughput: rates.throughput,
             binding: cap.kind,
             dimension: cap.dimension,
+            tied: without <= iops * (1.0 + SAME),
         })
     }
 

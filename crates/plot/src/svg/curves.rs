@@ -52,7 +52,8 @@ pub(super) fn draw(out: &mut Writer, curves: &[Curve], (x, y): (&Placed, &Placed
         .collect();
     let mut places = Places::new(Rect {
         left: room.left + 2.0,
-        top: room.top + 1.0,
+        // A little above the frame there is room too, below the heading.
+        top: room.top - 14.0,
         right: room.x(1.0) - 1.0,
         bottom: room.bottom() - 3.0,
     });
@@ -63,8 +64,16 @@ pub(super) fn draw(out: &mut Writer, curves: &[Curve], (x, y): (&Placed, &Placed
         rings(out, curve, pieces, &mut places);
     }
     names(out, curves, &drawn, room);
-    for pieces in &drawn {
-        pieces.iter().for_each(|piece| label(out, piece, &mut places));
+    let mut said: Vec<&str> = Vec::new();
+    for piece in drawn.iter().flatten() {
+        let text = piece.stretch.label.as_str();
+        // Among several curves the same words once are enough: their colour is the same.
+        if curves.len() > 1 && said.contains(&text) {
+            continue;
+        }
+        if label(out, piece, &mut places) {
+            said.push(text);
+        }
     }
     for curve in curves {
         for note in &curve.notes {
@@ -173,15 +182,15 @@ fn words(out: &mut Writer, note: &Note, at: (f64, f64), places: &mut Places) {
     let rects: Vec<Rect> = candidates.iter().map(|(_, _, _, rect)| *rect).collect();
     if let Some(found) = places.first_free(&rects) {
         let (anchor, x, y, _) = candidates[found];
-        out.text(x, y, LETTERS, "faint", anchor, &note.text);
+        out.text(x, y, LETTERS, "faint halo", anchor, &note.text);
     }
 }
 
-/// What a piece is, beside its middle or wherever it is free.
-fn label(out: &mut Writer, piece: &Drawn<'_>, places: &mut Places) {
+/// What a piece is, beside its middle or wherever it is free; whether there was room.
+fn label(out: &mut Writer, piece: &Drawn<'_>, places: &mut Places) -> bool {
     let text = &piece.stretch.label;
     if text.is_empty() {
-        return;
+        return false;
     }
     let width = width_of(text, LETTERS);
     let mut candidates = Vec::new();
@@ -195,8 +204,10 @@ fn label(out: &mut Writer, piece: &Drawn<'_>, places: &mut Places) {
     let rects: Vec<Rect> = candidates.iter().map(|(_, _, _, rect)| *rect).collect();
     if let Some(found) = places.first_free(&rects) {
         let (anchor, x, y, _) = candidates[found];
-        out.text(x, y, LETTERS, "ink", anchor, text);
+        out.text(x, y, LETTERS, "ink halo", anchor, text);
+        return true;
     }
+    false
 }
 
 /// The place at a part of the length of a line.

@@ -54,7 +54,7 @@ pub(super) fn draw(out: &mut Writer, figure: &Figure, y: f64) -> f64 {
         entries.sort_by_key(|(_, look)| if let Look::Stretch(hue) = look { hue.0 } else { 0 });
     }
     let y = rows(out, &entries, y);
-    rows(out, &names, if entries.is_empty() || names.is_empty() { y } else { y - 4.0 })
+    rows(out, &names, if entries.is_empty() { y } else { y + 4.0 })
 }
 
 fn add<'f>(entries: &mut Vec<(&'f str, Look)>, entry: (&'f str, Look)) {
@@ -77,7 +77,7 @@ fn rows(out: &mut Writer, entries: &[(&str, Look)], y: f64) -> f64 {
         match *look {
             Look::Line(hue) => out.polyline(hue, &line),
             Look::Bar(hue) => out.bar(hue, x + 8.0, y - 10.0, 14.0, 12.0),
-            Look::Stretch(hue) => out.bar(hue, x + 2.0, y - 7.0, 24.0, 5.0),
+            Look::Stretch(hue) => out.bar(hue, x, y - 7.0, 28.0, 5.0),
             Look::Dash(dash) => {
                 out.dashed("line curve axis", CURVE_DASHES[dash % CURVE_DASHES.len()], &line);
             }

@@ -90,7 +90,8 @@ fn rules(theme: Theme) -> String {
     let common = ".strong{font-weight:bold}.line{fill:none;stroke-width:2;stroke-linejoin:round}\
                   .whisker{stroke-width:1.5}.grid,.axis,.lead{stroke-width:1}\
                   .curve{stroke-width:2.5;stroke-linecap:butt}.ring{stroke-width:1.5}\
-                  .lead{fill:none;stroke-opacity:.45}";
+                  .lead{fill:none;stroke-opacity:.45}\
+                  .halo{paint-order:stroke;stroke-width:4;stroke-linejoin:round}";
     match theme {
         Theme::Light => format!("{common}{}", LIGHT.rules()),
         Theme::Dark => format!("{common}{}", DARK.rules()),

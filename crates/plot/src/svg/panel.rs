@@ -12,7 +12,7 @@ const HEIGHT: f64 = 250.0;
 const LEFT: f64 = EDGE + 66.0;
 
 /// Above the axes where the label of the vertical one is a heading.
-const HEADING: f64 = 22.0;
+const HEADING: f64 = 30.0;
 
 /// Below the axes: numbers and a label.
 const BELOW: f64 = 52.0;
@@ -68,7 +68,7 @@ pub(super) fn draw(out: &mut Writer, panel: &Panel, top: f64) -> f64 {
         Content::Curves(of) => {
             let x = Placed::new(&panel.x, curves::points(of).map(|point| point.0));
             let y = Placed::roomy(&panel.y, curves::points(of).map(|point| point.1));
-            out.text(EDGE, room.top - 14.0, 13.0, "ink strong", Anchor::Start, &panel.y.label);
+            out.text(EDGE, room.top - 20.0, 13.0, "ink strong", Anchor::Start, &panel.y.label);
             numbers(out, &panel.y, &y, room);
             horizontal(out, &panel.x, &x, room);
             curves::draw(out, of, (&x, &y), room);

@@ -5,7 +5,7 @@ mod picture;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use flagstone_cloud::catalogue::{Catalogue, Units};
+use flagstone_cloud::catalogue::{Catalogue, SizeUnit, Units};
 use flagstone_cloud::curve::{Curve, Over, Point, Sweep};
 use flagstone_cloud::prediction::{Dimension, Touched};
 use flagstone_cloud::{Configuration, LimitKind, PlanError, Workload, block_text, grouped};
@@ -114,7 +114,8 @@ fn found(args: &CurveArgs) -> Result<(Catalogue, Found), String> {
     if range.1.is_none() && matches!(over, Over::Size | Over::Depth) {
         let curves = found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
         let last = curves.filter_map(|curve| Some(curve.spans.last()?.from.at)).max();
-        let to = beyond(last.unwrap_or(0), over).min(*wide.places.last().unwrap_or(&0));
+        let to = beyond(last.unwrap_or(0), over, &catalogue.units)
+            .min(*wide.places.last().unwrap_or(&0));
         if wide.places.first().is_some_and(|first| to > *first) {
             found = follow(&catalogue, &configurations, &loads, &wide.up_to(to));
         }
@@ -123,13 +124,15 @@ fn found(args: &CurveArgs) -> Result<(Catalogue, Found), String> {
 }
 
 /// A round place well beyond the last change.
-fn beyond(last: u64, over: Over) -> u64 {
-    match over {
-        Over::Depth => {
-            last.saturating_mul(4).max(64).checked_next_power_of_two().unwrap_or(u64::MAX)
-        }
-        _ => last.saturating_mul(4).max(4096),
+fn beyond(last: u64, over: Over, units: &Units) -> u64 {
+    let far = last.saturating_mul(3);
+    if over == Over::Size && units.size == SizeUnit::Gb {
+        let decade = 10u64.saturating_pow(far.max(1000).ilog10());
+        let round = [1, 2, 5, 10].map(|factor| decade.saturating_mul(factor));
+        return round.into_iter().find(|round| *round >= far).unwrap_or(u64::MAX);
     }
+    let least = if over == Over::Depth { 64 } else { 1024 };
+    far.max(least).checked_next_power_of_two().unwrap_or(u64::MAX)
 }
 
 fn follow(
@@ -314,8 +317,7 @@ fn not_known(found: &Found) -> Vec<String> {
     let curves = found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
     let mut out: Vec<String> = Vec::new();
     for what in curves.flat_map(|curve| &curve.not_known) {
-        // Prices are in no curve.
-        if !out.contains(what) && !what.contains("price") {
+        if !out.contains(what) {
             out.push(what.clone());
         }
     }

@@ -9,7 +9,7 @@ use flagstone_plot::{Axis, Content, Figure, Format, Hue, Note, Panel, Scale, Str
 use super::{Found, limit_text, not_known};
 
 /// Beyond this factor between its ends an axis of rates is logarithmic.
-const LOG_FROM: f64 = 20.0;
+const LOG_FROM: f64 = 5.0;
 
 /// Which of the two rates a panel shows.
 #[derive(Clone, Copy, PartialEq)]
@@ -88,10 +88,8 @@ fn subtitle(catalogue: &Catalogue, found: &Found) -> String {
 fn footer(catalogue: &Catalogue, found: &Found) -> String {
     let curves = || found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
     let confidence = curves().map(|curve| curve.confidence).max().unwrap_or(Confidence::A);
-    let mut lines = vec![format!(
-        "Catalogue {} ({}), confidence {confidence}.",
-        catalogue.name, catalogue.date
-    )];
+    let mut lines =
+        vec![format!("Catalogue {}: {}; confidence {confidence}.", catalogue.name, catalogue.date)];
     lines.extend(found.types.iter().filter_map(|of| {
         let why = of.curves.as_ref().err()?;
         Some(format!("No curve of {}: {why}.", of.configuration.kind))
@@ -173,7 +171,11 @@ fn across(catalogue: &Catalogue, found: &Found, mut places: Vec<u64>) -> Axis {
             ..each(Axis::log("vCPUs of the machine"), Scale::Log2, Format::Plain)
         },
         Over::Block => each(Axis::log("bytes of an I/O"), Scale::Log2, Format::Block),
-        Over::Depth => each(Axis::log("I/Os in flight of each job"), Scale::Log2, Format::Plain),
+        Over::Depth => {
+            let jobs = found.loads.first().map_or(1, |load| load.jobs);
+            let label = if jobs > 1 { "I/Os in flight of each job" } else { "I/Os in flight" };
+            each(Axis::log(label), Scale::Log2, Format::Plain)
+        }
     }
 }
 
@@ -214,13 +216,15 @@ fn one(
         }
     };
     let spans = &curve.spans;
-    let note = |span: &Span| {
+    let note = |pair: &[Span]| {
+        // The last place before the change, if the limits are equal there.
+        let corner = if pair[0].to.tied { &pair[0].to } else { &pair[1].from };
         let number = match rate {
-            Rate::Iops => format!("{} IOPS", grouped(value(&span.from))),
-            Rate::Throughput => format!("{} {unit}", grouped(value(&span.from))),
+            Rate::Iops => format!("{} IOPS", grouped(value(corner))),
+            Rate::Throughput => format!("{} {unit}", grouped(value(corner))),
         };
-        let (x, y) = at(&span.from);
-        let place = super::at_text(over, &catalogue.units, span.from.at);
+        let (x, y) = at(corner);
+        let place = super::at_text(over, &catalogue.units, corner.at);
         Note { x, y, text: format!("{place}: {number}") }
     };
     plot::Curve {
@@ -228,6 +232,6 @@ fn one(
         dash,
         stretches: spans.iter().enumerate().map(stretch).collect(),
         discrete: over == Over::Vcpus,
-        notes: spans.iter().skip(1).map(note).collect(),
+        notes: spans.windows(2).map(note).collect(),
     }
 }
