@@ -99,8 +99,7 @@ impl Catalogue {
         let points: Vec<Point> =
             found.iter().filter_map(|(_, point)| point.as_ref().ok()).copied().collect();
         let (Some(first), Some(last)) = (points.first(), points.last()) else {
-            let error = found.into_iter().find_map(|(_, point)| point.err());
-            return Err(error.unwrap_or_else(|| PlanError::input("no place", "write a range")));
+            return Err(walk.why_none(found));
         };
         let spans = spans(&points);
         let places: Vec<u64> =
@@ -202,6 +201,16 @@ impl Walk<'_> {
             }
         }
         Ok((configuration, workload))
+    }
+
+    /// Why there is no place: what a size that there is lacks, before what the range does.
+    fn why_none(&self, found: Vec<(u64, Result<Point, PlanError>)>) -> PlanError {
+        let disk = self.catalogue.types.get(&self.configuration.kind);
+        let least = disk.and_then(|disk| disk.size_gb_min).map(|size| size.ceil() as u64);
+        let of_least = least.filter(|_| self.over == Over::Size).and_then(|at| self.at(at).err());
+        let first = found.into_iter().find_map(|(_, point)| point.err());
+        let none = || PlanError::input("there is no such place", "write another range");
+        of_least.or(first).unwrap_or_else(none)
     }
 
     fn at(&self, at: u64) -> Result<Point, PlanError> {
