@@ -76,7 +76,7 @@ fn more_of_what_helps_is_never_less() {
     let size = 500 * catalogue.units.size_bytes;
     for over in [Over::Size, Over::Vcpus, Over::Depth] {
         let disk = Configuration::new(catalogue, "pd-ssd", size, "n1-standard-8").unwrap();
-        let sweep = Sweep::new(catalogue, over, &[disk.clone()], (None, None)).unwrap();
+        let sweep = Sweep::new(catalogue, over, std::slice::from_ref(&disk), (None, None)).unwrap();
         let curve = catalogue.curve(&disk, &Workload::random(4096, 100), &sweep).unwrap();
         assert!(curve.points.windows(2).all(|pair| pair[0].iops <= pair[1].iops), "{over:?}");
         assert!(curve.points.last().unwrap().iops > curve.points[0].iops, "{over:?}");
@@ -104,7 +104,8 @@ fn places_that_cannot_be_had_are_absent() {
     assert!(error.contains("--throughput is missing"), "{error}");
     // Nothing is drawn where it is not known what a depth brings.
     let balanced = Configuration::new(catalogue, "pd-balanced", 1 << 40, "n2-standard-8").unwrap();
-    let sweep = Sweep::new(catalogue, Over::Depth, &[balanced.clone()], (None, None)).unwrap();
+    let sweep =
+        Sweep::new(catalogue, Over::Depth, std::slice::from_ref(&balanced), (None, None)).unwrap();
     let error = catalogue.curve(&balanced, &workload, &sweep).unwrap_err();
     assert!(matches!(error, PlanError::NotKnown(_)), "{error}");
 }
