@@ -39,10 +39,10 @@ impl Spin {
         Spin { max_ns, tried: false, failures: 0, skip: 0, quiet_until, checked_at, preemptions }
     }
 
-    /// How long to spin now, in nanoseconds; 0 for not at all.
-    pub(crate) fn budget(&mut self, now: u64) -> u64 {
+    /// How long to spin now, in nanoseconds; 0 for not at all, as when it is not `allowed`.
+    pub(crate) fn budget(&mut self, now: u64, allowed: bool) -> u64 {
         self.tried = false;
-        if self.max_ns == 0 || now < self.quiet_until {
+        if self.max_ns == 0 || !allowed || now < self.quiet_until {
             return 0;
         }
         if now.saturating_sub(self.checked_at) > CHECK_NS {
@@ -88,32 +88,35 @@ mod tests {
 
     #[test]
     fn zero_bound_never_spins() {
-        assert_eq!(Spin::new(0).budget(1), 0);
+        assert_eq!(Spin::new(0).budget(1, true), 0);
     }
 
     #[test]
     fn failures_back_off_and_success_resets() {
         let mut spin = Spin::new(50_000);
         for _ in 0..PATIENCE {
-            assert_eq!(spin.budget(1), 50_000);
+            assert_eq!(spin.budget(1, true), 50_000);
             spin.slept(1_000_000);
         }
         spin.slept(1_000_000);
-        assert_eq!([spin.budget(1), spin.budget(1), spin.budget(1)], [0, 0, 50_000]);
+        assert_eq!(
+            [spin.budget(1, true), spin.budget(1, true), spin.budget(1, true)],
+            [0, 0, 50_000]
+        );
         spin.paid();
-        assert_eq!(spin.budget(1), 50_000);
+        assert_eq!(spin.budget(1, true), 50_000);
     }
     /// Sleeps between spins until work would have come within the bound, after `before` sleeps of
     /// a millisecond each.
     fn sleeps_until_it_pays(before: u32, slept_ns: u64) -> u32 {
         let mut spin = Spin::new(50_000);
         for _ in 0..before {
-            spin.budget(1);
+            spin.budget(1, true);
             spin.slept(1_000_000);
         }
         (0..)
             .find(|_| {
-                spin.budget(1) > 0 || {
+                spin.budget(1, true) > 0 || {
                     spin.slept(slept_ns);
                     false
                 }
@@ -125,5 +128,15 @@ mod tests {
     fn what_was_idle_for_long_spins_again_soon_once_work_comes_often() {
         assert!(sleeps_until_it_pays(100_000, 20_000) <= 1 + (1 << NEAR_BACKOFF));
         assert!(sleeps_until_it_pays(100_000, 1_000_000) <= 1 << MAX_BACKOFF);
+    }
+
+    #[test]
+    fn what_was_not_allowed_is_no_failure() {
+        let mut spin = Spin::new(50_000);
+        for _ in 0..100 {
+            assert_eq!(spin.budget(1, false), 0);
+            spin.slept(1_000_000);
+        }
+        assert_eq!(spin.budget(1, true), 50_000);
     }
 }
