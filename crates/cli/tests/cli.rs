@@ -173,6 +173,8 @@ fn the_documentation_is_what_the_program_takes() {
         ("options of plan predict".to_owned(), plan("predict")),
         ("options of plan cheapest".to_owned(), plan("cheapest")),
         ("options of plan explain".to_owned(), plan("explain")),
+        ("options of plan compare".to_owned(), plan("compare")),
+        ("options of plan curve".to_owned(), plan("curve")),
         ("options of plan table".to_owned(), plan("table")),
         ("options of plan catalog".to_owned(), plan("catalog")),
         ("options of check".to_owned(), of("check")),
