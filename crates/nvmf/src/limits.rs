@@ -112,6 +112,18 @@ pub(crate) const HOST_DISCOVERY_ATTEMPTS: u32 = 8;
 /// shares.
 pub(crate) const HOST_ZERO_BYTES: u32 = 64 << 10;
 
+/// Data of one vendor specific admin command, either way, in bytes: what is had even at the ceiling
+/// of memory.
+pub const VENDOR_DATA_BYTES: usize = 4 << 10;
+
+/// Vendor specific admin commands in hand of one controller: 32 of 4 KiB each way are 256 KiB.
+/// Beyond it a host is asked to come again.
+pub(crate) const VENDOR_ADMIN_COMMANDS: u32 = 32;
+
+/// Commands of its admin queue that a host keeps free of vendor specific ones: keep alive, event
+/// request, and what looking at a changed namespace takes.
+pub(crate) const HOST_ADMIN_SPARE: u16 = 4;
+
 /// Subsystems of one target.
 pub(crate) const SUBSYSTEMS: usize = 4096;
 

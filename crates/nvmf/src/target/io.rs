@@ -196,6 +196,9 @@ impl Connection {
         payload: usize,
     ) -> Result<(), Status> {
         let opcode = IoOpcode(command.opcode);
+        if opcode.is_vendor_specific() {
+            return self.vendor(namespace, command, data, payload);
+        }
         if opcode == IoOpcode::FLUSH {
             let namespaces = namespace.map_or_else(|| self.namespaces(), |one| vec![one]);
             self.later(command, payload, async move { flush(namespaces).await });
@@ -243,6 +246,37 @@ impl Connection {
             }
             _ => return Err(Status::INVALID_OPCODE.dnr()),
         }
+        Ok(())
+    }
+
+    /// A vendor specific command: its session answers it.
+    fn vendor(
+        self: &Rc<Self>,
+        namespace: Option<Arc<Namespace>>,
+        command: Sqe,
+        data: Option<Buf>,
+        payload: usize,
+    ) -> Result<(), Status> {
+        let session = namespace.as_ref().and_then(|one| one.session.as_ref());
+        let namespace = namespace.as_ref().ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        let opcode = IoOpcode(command.opcode);
+        let takes = namespace.vendor.as_ref().is_some_and(|one| one.commands().io.contains(&opcode));
+        let session = session.filter(|_| takes).ok_or(Status::INVALID_OPCODE.dnr())?;
+        check_writable(namespace)?;
+        let sent = data.as_ref().map_or(0, |data| data.len());
+        self.with_controller(|_, queue| queue.counters.write(sent as u64));
+        let (connection, reply) = (self.clone(), session.io(&command, data));
+        spawn_detached(async move {
+            match reply.await {
+                Ok(reply) if reply.status.is_success() => {
+                    let cid = command.cid.get();
+                    connection.respond(Cqe::with_result(cid, reply.status, reply.result));
+                    connection.release(payload);
+                }
+                Ok(reply) => connection.fail(&command, reply.status, payload),
+                Err(error) => connection.fail(&command, status_of(error), payload),
+            }
+        });
         Ok(())
     }
 

@@ -30,6 +30,7 @@ pub mod namespace;
 mod queue;
 pub mod status;
 mod subsystem;
+pub mod vendor;
 
 #[cfg(test)]
 mod testing;
@@ -58,6 +59,7 @@ pub use namespace::{Namespace, NamespaceConfig, NamespaceTable};
 pub use queue::IoTotals;
 pub(crate) use queue::Queue;
 pub use subsystem::SubsystemConfig;
+pub use vendor::{VendorCommands, VendorHandler, VendorHost, VendorReply, VendorSession};
 use subsystem::{Kind, Subsystem};
 
 /// Why something cannot be served, or is not there to be taken away.
@@ -166,8 +168,19 @@ impl Target {
     /// # Errors
     /// [`TargetError::SubsystemExists`], [`TargetError::Serial`], [`TargetError::Full`].
     pub fn add_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
-        let nqn = config.nqn;
-        let subsystem = Arc::new(Subsystem::new(config, Kind::Io)?);
+        self.add(Subsystem::new(config, Kind::Io)?)
+    }
+
+    /// As [`Target::add_subsystem`], of one that is in no discovery log: hosts must know its name.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn add_hidden_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
+        self.add(Subsystem::new(config, Kind::Io)?.hide())
+    }
+
+    fn add(&self, subsystem: Subsystem) -> Result<(), TargetError> {
+        let (nqn, subsystem) = (subsystem.nqn, Arc::new(subsystem));
         {
             let mut served = lock(&self.served);
             if nqn.is_discovery() || served.subsystems.contains_key(&nqn) {
@@ -178,7 +191,7 @@ impl Target {
             }
             served.subsystems.insert(nqn, subsystem.clone());
         }
-        self.discovery_changed(|host| subsystem.allows(host));
+        self.discovery_changed(|host| subsystem.is_discovered_by(host));
         Ok(())
     }
 
@@ -190,7 +203,7 @@ impl Target {
         let removed = lock(&self.served).subsystems.remove(nqn);
         let subsystem = removed.ok_or_else(|| no_subsystem(nqn))?;
         subsystem.close("its subsystem was removed");
-        self.discovery_changed(|host| subsystem.allows(host));
+        self.discovery_changed(|host| subsystem.is_discovered_by(host));
         Ok(())
     }
 
@@ -212,7 +225,22 @@ impl Target {
     /// # Errors
     /// [`TargetError::NoSubsystem`] and all that is about namespaces.
     pub fn add_namespace(&self, nqn: &Nqn, config: NamespaceConfig) -> Result<u32, TargetError> {
-        self.subsystem_named(nqn)?.add_namespace(config, self.config.max_namespaces)
+        self.subsystem_named(nqn)?.add_namespace(config, None, self.config.max_namespaces)
+    }
+
+    /// As [`Target::add_namespace`], with vendor specific commands: `handler` carries them out, and
+    /// gives each host the device that its ordinary commands go to.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn add_vendor_namespace(
+        &self,
+        nqn: &Nqn,
+        config: NamespaceConfig,
+        handler: Arc<dyn VendorHandler>,
+    ) -> Result<u32, TargetError> {
+        let subsystem = self.subsystem_named(nqn)?;
+        subsystem.add_namespace(config, Some(handler), self.config.max_namespaces)
     }
 
     /// Stops serving a namespace and tells the hosts that are connected. Commands that have begun

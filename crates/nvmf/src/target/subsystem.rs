@@ -12,6 +12,7 @@ use flagstone_nvme::log::AnaState;
 use super::controller::{Controller, Host};
 use super::namespace::{Namespace, NamespaceConfig, NamespaceTable};
 use super::queue::{IoTotals, Leftovers};
+use super::vendor::VendorHandler;
 use super::{TargetError, lock};
 use crate::limits::ALLOWED_HOSTS;
 
@@ -40,6 +41,8 @@ pub(crate) struct Subsystem {
     pub(super) nqn: Nqn,
     pub(super) serial: String,
     pub(super) kind: Kind,
+    /// In no discovery log.
+    hidden: bool,
     hosts: Mutex<BTreeSet<Nqn>>,
     namespaces: Mutex<Namespaces>,
     /// Of the table in `namespaces`: connections see here whether theirs is out of date.
@@ -80,6 +83,7 @@ impl Subsystem {
             nqn,
             serial,
             kind,
+            hidden: false,
             hosts: Mutex::new(hosts),
             namespaces: Mutex::new(Namespaces { table, uuids: BTreeSet::new() }),
             generation: AtomicU64::new(0),
@@ -92,6 +96,16 @@ impl Subsystem {
             leftovers: Mutex::default(),
             totals: Mutex::default(),
         })
+    }
+
+    /// The same, in no discovery log.
+    pub(super) fn hide(self) -> Subsystem {
+        Subsystem { hidden: true, ..self }
+    }
+
+    /// Whether `host` finds it in the discovery log.
+    pub(super) fn is_discovered_by(&self, host: &Nqn) -> bool {
+        !self.hidden && self.allows(host)
     }
 
     /// Whether `host` may connect.
@@ -141,6 +155,7 @@ impl Subsystem {
     pub(super) fn add_namespace(
         &self,
         config: NamespaceConfig,
+        vendor: Option<Arc<dyn VendorHandler>>,
         max_namespaces: u32,
     ) -> Result<u32, TargetError> {
         if config.uuid == [0; 16] {
@@ -160,7 +175,8 @@ impl Subsystem {
         if namespaces.uuids.contains(&config.uuid) {
             return Err(TargetError::UuidTaken);
         }
-        let namespace = Namespace::new(nsid, config).ok_or(TargetError::Device)?;
+        let mut namespace = Namespace::new(nsid, config).ok_or(TargetError::Device)?;
+        namespace.vendor = vendor;
         let volatile_cache = namespace.geometry.volatile_cache && !namespace.read_only;
         namespaces.uuids.insert(namespace.uuid);
         Arc::make_mut(&mut namespaces.table).insert(Arc::new(namespace));

@@ -97,7 +97,7 @@ impl Connection {
             return None;
         }
         let namespace = session.table.get(command.nsid.get())?;
-        if writes && namespace.read_only {
+        if writes && namespace.read_only || namespace.vendor.is_some() {
             return None;
         }
         let fields = BlockCommand::parse(command);

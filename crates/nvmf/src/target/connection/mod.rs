@@ -195,6 +195,13 @@ impl Connection {
     /// Ends in order: commands in hand are awaited, their responses sent if the peer takes them.
     async fn finish(&self, rx: &mut Rx, end: End) {
         self.give_up_waiting();
+        // With the admin queue the controller ends, and no I/O queue of it shall keep what is in
+        // hand here waiting.
+        self.with_controller(|controller, queue| {
+            if queue.qid == 0 {
+                controller.end_vendor_sessions();
+            }
+        });
         if let End::Violation { fatal, offending } = &end {
             self.tx.header(HEADER_BYTES_MAX, |out| {
                 encode_term_req(out, Receiver::Controller, *fatal, offending)
@@ -307,7 +314,9 @@ impl Connection {
         }
         match session.table.get(nsid) {
             Some(namespace) => match session.table.ana().io_status() {
-                Status::SUCCESS => Ok(namespace.clone()),
+                Status::SUCCESS => controller
+                    .own_namespace(namespace)
+                    .ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr()),
                 status => Err(status),
             },
             None => Err(Status::INVALID_NAMESPACE.dnr()),
@@ -318,7 +327,8 @@ impl Connection {
     pub(crate) fn namespaces(&self) -> Vec<Arc<Namespace>> {
         let session = self.session.borrow();
         let Some(session) = session.as_ref() else { return Vec::new() };
-        session.connected.controller.snapshot().iter().cloned().collect()
+        let controller = &session.connected.controller;
+        controller.snapshot().iter().filter_map(|one| controller.own_namespace(one)).collect()
     }
 
     /// This queue's controller.
