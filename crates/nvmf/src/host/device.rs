@@ -8,6 +8,7 @@ use std::task::{Poll, Waker};
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_nvme::command::io::{BlockRange, DsmRange, IoOptions};
+use flagstone_nvme::replica::{Order, OrderedWrite, OrderedZeroes};
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::status::sct;
 use flagstone_nvme::wire::Wire;
@@ -156,9 +157,9 @@ impl Countdown {
 
 /// What a call needs: its futures outlive the borrow of the device.
 #[derive(Clone)]
-struct Io {
-    association: Rc<Association>,
-    shape: Shape,
+pub(super) struct Io {
+    pub(super) association: Rc<Association>,
+    pub(super) shape: Shape,
 }
 
 impl Io {
@@ -324,35 +325,15 @@ impl BlockDevice for RemoteDevice {
     }
 
     fn read(&self, offset: u64, place: BufMut) -> IoFuture<BufMut> {
-        if let Err(error) = self.shape.geometry.check_transfer(offset, place.len()) {
-            return IoFuture::ready(Err(error));
-        }
-        if place.len() <= self.shape.transfer_bytes as usize {
-            return self.io().read(offset, place);
-        }
-        IoFuture::later(self.io().read_pieces(offset, place))
+        self.io().submit_read(offset, place)
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        let geometry = &self.shape.geometry;
-        let checked = geometry
-            .check_transfer(offset, data.len())
-            .and_then(|()| geometry.check_change(offset, data.len() as u64));
-        if let Err(error) = checked {
-            return IoFuture::ready(Err(error));
-        }
-        if data.len() <= self.shape.transfer_bytes as usize {
-            return self.io().write(offset, data, fua);
-        }
-        IoFuture::later(self.io().write_pieces(offset, data, fua))
+        self.io().submit_write(offset, data, fua)
     }
 
     fn flush(&self) -> IoFuture<()> {
-        if !self.shape.geometry.volatile_cache {
-            // Completed writes are durable already.
-            return IoFuture::ready(Ok(()));
-        }
-        self.io().change(Sqe::flush(0, self.shape.nsid), Data::None)
+        self.io().submit_flush()
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
@@ -367,17 +348,97 @@ impl BlockDevice for RemoteDevice {
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.io().submit_zeroes(offset, len, flags)
+    }
+}
+
+/// The calls of a block device, and those that keep an order.
+impl Io {
+    #[inline]
+    pub(super) fn submit_read(self, offset: u64, place: BufMut) -> IoFuture<BufMut> {
+        if let Err(error) = self.shape.geometry.check_transfer(offset, place.len()) {
+            return IoFuture::ready(Err(error));
+        }
+        if place.len() <= self.shape.transfer_bytes as usize {
+            return self.read(offset, place);
+        }
+        IoFuture::later(self.read_pieces(offset, place))
+    }
+
+    #[inline]
+    fn check_write(&self, offset: u64, len: usize) -> Result<(), IoError> {
+        let geometry = &self.shape.geometry;
+        geometry.check_transfer(offset, len)?;
+        geometry.check_change(offset, len as u64)
+    }
+
+    #[inline]
+    pub(super) fn submit_write(self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        if let Err(error) = self.check_write(offset, data.len()) {
+            return IoFuture::ready(Err(error));
+        }
+        if data.len() <= self.shape.transfer_bytes as usize {
+            return self.write(offset, data, fua);
+        }
+        IoFuture::later(self.write_pieces(offset, data, fua))
+    }
+
+    pub(super) fn submit_flush(self) -> IoFuture<()> {
+        if !self.shape.geometry.volatile_cache {
+            // Completed writes are durable already.
+            return IoFuture::ready(Ok(()));
+        }
+        self.change(Sqe::flush(0, self.shape.nsid), Data::None)
+    }
+
+    pub(super) fn submit_zeroes(self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
         let geometry = &self.shape.geometry;
         if let Err(error) = geometry.check_change(offset, len) {
             return IoFuture::ready(Err(error));
         }
         match (geometry.can_write_zeroes, flags.fast_only) {
-            (true, _) => IoFuture::later(self.io().zero(offset, len, flags)),
+            (true, _) => IoFuture::later(self.zero(offset, len, flags)),
             (false, true) => IoFuture::ready(Err(IoError::Unsupported)),
-            (false, false) => {
-                IoFuture::later(self.io().write_buffers_of_zeroes(offset, len, flags.fua))
-            }
+            (false, false) => IoFuture::later(self.write_buffers_of_zeroes(offset, len, flags.fua)),
         }
+    }
+
+    /// Writes when it is its turn: at most a transfer.
+    pub(super) fn submit_ordered(
+        self,
+        offset: u64,
+        data: Buf,
+        fua: bool,
+        order: Order,
+    ) -> IoFuture<()> {
+        if let Err(error) = self.check_write(offset, data.len()) {
+            return IoFuture::ready(Err(error));
+        }
+        if data.len() > self.shape.transfer_bytes as usize {
+            return IoFuture::ready(Err(IoError::Unsupported));
+        }
+        let range = self.range(offset, data.len() as u64);
+        let sgl = SglDescriptor::transport(data.len() as u32);
+        let command = OrderedWrite { range, fua, order }.command(0, self.shape.nsid, sgl);
+        self.change(command, Data::Out(data))
+    }
+
+    /// Writes zeroes when it is its turn: of any length.
+    pub(super) fn submit_ordered_zeroes(
+        self,
+        offset: u64,
+        len: u64,
+        flags: ZeroFlags,
+        order: Order,
+    ) -> IoFuture<()> {
+        if let Err(error) = self.shape.geometry.check_change(offset, len) {
+            return IoFuture::ready(Err(error));
+        }
+        let shift = self.shape.block_shift;
+        let (fua, deallocate) = (flags.fua, flags.may_deallocate);
+        let (start, blocks) = (offset >> shift, len >> shift);
+        let zeroes = OrderedZeroes { start, blocks, fua, deallocate, order };
+        self.change(zeroes.command(0, self.shape.nsid), Data::None)
     }
 }
 

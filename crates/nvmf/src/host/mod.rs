@@ -6,7 +6,7 @@
 //! with as many in flight as their entries allow; the rest wait at a `gate`. Links are made by
 //! `initialize` (the connection), `connect` (the controller) and `shape` (whether what it says can
 //! be), and made anew by the `supervisor` when they break. What the target sends is judged, PDU by
-//! PDU, by `reader`.
+//! PDU, by `reader`. [`RemoteSession`] is one link that is not made anew (`session`).
 //!
 //! # What is promised when connections break
 //!
@@ -41,6 +41,7 @@ mod link;
 mod options;
 mod queue;
 mod reader;
+mod session;
 mod shape;
 mod supervisor;
 mod window;
@@ -49,6 +50,7 @@ pub use device::RemoteDevice;
 pub use discover::{DiscoveredSubsystem, discover};
 pub use error::HostError;
 pub use options::HostOptions;
+pub use session::{AdminAnswer, AdminData, RemoteSession};
 
 #[cfg(doc)]
 use flagstone_blockdev::{BlockDevice, IoError};

@@ -260,7 +260,8 @@ impl Connection {
         let session = namespace.as_ref().and_then(|one| one.session.as_ref());
         let namespace = namespace.as_ref().ok_or(Status::INVALID_NAMESPACE.dnr())?;
         let opcode = IoOpcode(command.opcode);
-        let takes = namespace.vendor.as_ref().is_some_and(|one| one.commands().io.contains(&opcode));
+        let takes =
+            namespace.vendor.as_ref().is_some_and(|one| one.commands().io.contains(&opcode));
         let session = session.filter(|_| takes).ok_or(Status::INVALID_OPCODE.dnr())?;
         check_writable(namespace)?;
         let sent = data.as_ref().map_or(0, |data| data.len());

@@ -59,8 +59,8 @@ pub use namespace::{Namespace, NamespaceConfig, NamespaceTable};
 pub use queue::IoTotals;
 pub(crate) use queue::Queue;
 pub use subsystem::SubsystemConfig;
-pub use vendor::{VendorCommands, VendorHandler, VendorHost, VendorReply, VendorSession};
 use subsystem::{Kind, Subsystem};
+pub use vendor::{VendorCommands, VendorHandler, VendorHost, VendorReply, VendorSession};
 
 /// Why something cannot be served, or is not there to be taken away.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -112,8 +112,7 @@ impl Controller {
         {
             return Some(known.theirs.clone());
         }
-        let host =
-            VendorHost { nqn: self.host.nqn, id: self.host.id, controller: self.id };
+        let host = VendorHost { nqn: self.host.nqn, id: self.host.id, controller: self.id };
         let session = handler.session(&host);
         let theirs = Arc::new(base.of_session(session));
         let vendor = Vendor { base: base.clone(), theirs: theirs.clone() };
@@ -137,11 +136,14 @@ impl Controller {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
         }
         command.check_flags().map_err(Status::dnr)?;
+        if data.len() > VENDOR_DATA_BYTES {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
         let table = self.snapshot();
         let namespace = table.get(command.nsid.get());
-        let takes = namespace.and_then(|one| one.vendor.as_ref()).is_some_and(|handler| {
-            handler.commands().admin.contains(&AdminOpcode(command.opcode))
-        });
+        let takes = namespace
+            .and_then(|one| one.vendor.as_ref())
+            .is_some_and(|handler| handler.commands().admin.contains(&AdminOpcode(command.opcode)));
         let namespace = namespace.filter(|_| takes).ok_or(Status::INVALID_OPCODE.dnr())?;
         let own = self.own_namespace(namespace).ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())?;
         let session = own.session.as_ref().ok_or(Status::INVALID_OPCODE.dnr())?;

@@ -314,9 +314,9 @@ impl Connection {
         }
         match session.table.get(nsid) {
             Some(namespace) => match session.table.ana().io_status() {
-                Status::SUCCESS => controller
-                    .own_namespace(namespace)
-                    .ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr()),
+                Status::SUCCESS => {
+                    controller.own_namespace(namespace).ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())
+                }
                 status => Err(status),
             },
             None => Err(Status::INVALID_NAMESPACE.dnr()),
