@@ -46,6 +46,11 @@ impl<const N: usize> List<N> {
         self.iter().next().is_none()
     }
 
+    /// Puts one at the front unless it is known; the last falls out when there are too many.
+    pub(crate) fn remember(&mut self, generation: Generation) {
+        self.push_front(generation);
+    }
+
     /// Puts one at the front; the last falls out when there are too many.
     fn push_front(&mut self, generation: Generation) {
         if generation.is_none() || self.contains(generation) {
@@ -82,6 +87,18 @@ impl Lineage {
                 self.history.push_front(self.bases.0[1]);
                 self.bases.0[1..].rotate_left(1);
                 self.bases.0[BASES_LEN - 1] = old;
+            }
+        }
+    }
+
+    /// The peer is about to be called `name`, and the bitmap covers everything: whatever it holds.
+    pub fn expect(&mut self, name: Generation) {
+        match self.bases.0.iter().position(|held| held.is_none()) {
+            Some(free) => self.bases.0[free] = name,
+            None => {
+                // Its place is needed, and a peer of that name would be called so no more.
+                self.history.push_front(self.bases.0[0]);
+                self.bases.0[0] = name;
             }
         }
     }

@@ -45,3 +45,30 @@ pub const BASES_LEN: usize = 4;
 pub const COPY_BYTES: u64 = 256 << 10;
 /// Copies between two flushes of the resync's target: bits are cleared after the flush alone.
 pub const COPIES_PER_FLUSH: usize = 32;
+/// Copies in flight at a time: 16 × 256 KiB keep a link of 1 GB/s and 4 ms busy. 4 MiB of memory.
+pub const COPIES: usize = 16;
+/// Longest range of one question for checksums, in bytes.
+pub const CHECK_BYTES: u64 = 1 << 20;
+
+/// Order epochs in hand at the target: a source sends at most [`QUEUE_WRITES`] before the oldest is
+/// acknowledged, each in an epoch of its own at worst. 16 B each.
+pub const ORDER_EPOCHS_MAX: u64 = 2 * QUEUE_WRITES as u64;
+/// Writes in an asynchronous queue, at most: with some 500 B each for the task that sends it, 8 MiB.
+pub const QUEUE_WRITES: usize = 16_384;
+/// Bytes in an asynchronous queue by default: half a second of 128 MB/s. Payloads are pooled
+/// memory, so it has to be well below the pool's ceiling.
+pub const QUEUE_BYTES: u64 = 64 << 20;
+/// Bytes of it sent and not acknowledged: a link of 1 GB/s and 16 ms.
+pub const QUEUE_WINDOW_BYTES: u64 = 16 << 20;
+
+/// A peer that acknowledges from memory is flushed so often at least, in milliseconds: what it
+/// was told since is copied again when it is lost.
+pub const PEER_FLUSH_MS: u64 = 1000;
+/// Pause between attempts to reach a peer, in milliseconds: doubled from the first to the last.
+pub const RETRY_MIN_MS: u64 = 100;
+/// See [`RETRY_MIN_MS`].
+pub const RETRY_MAX_MS: u64 = 5000;
+
+/// A peer that was left behind because its queue was full is brought up to date no sooner than
+/// this, in milliseconds: else it would fall behind and catch up in turns for ever.
+pub const BEHIND_PAUSE_MS: u64 = 10_000;

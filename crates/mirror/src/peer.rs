@@ -72,7 +72,10 @@ pub type Answer = Result<Reply, Refusal>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Who are you? Needs no attachment. Answered with [`Reply::About`].
-    Identify,
+    Identify {
+        /// The replica that asks.
+        asker: Uuid,
+    },
     /// Let me write to you. Answered when no earlier session's call is in hand any more, and the
     /// epoch is durable.
     Attach(Attach),
@@ -83,7 +86,11 @@ pub enum Request {
         page: u64,
     },
     /// A resync begins: you are of no moment in time from now on, durably.
-    BeginResync,
+    BeginResync {
+        /// With a full one the target takes this name, which the source's log covers as a whole:
+        /// if the resync is cut short, the next one goes on where it was.
+        base: Generation,
+    },
     /// The resync has ended: flush, and take this generation over, durably. Then forget your log.
     EndResync {
         /// The source's current one.
@@ -151,7 +158,7 @@ pub enum Reply {
     About(About),
     /// To [`Request::Bits`].
     Bits(Box<[u64; WORDS]>),
-    /// To [`Request::Checksums`]: CRC32C in the low half, length and a second sum in the high.
+    /// To [`Request::Checksums`]: CRC-64/NVME of each part.
     Checksums(Vec<u64>),
 }
 
@@ -229,8 +236,8 @@ pub async fn order(session: &SharedSession, request: Request) -> Result<(), AskE
 ///
 /// # Errors
 /// See [`AskError`].
-pub async fn identify(session: &SharedSession) -> Result<About, AskError> {
-    match session.ask(Request::Identify).await?? {
+pub async fn identify(session: &SharedSession, asker: Uuid) -> Result<About, AskError> {
+    match session.ask(Request::Identify { asker }).await?? {
         Reply::About(about) => Ok(about),
         _ => Err(AskError::Nonsense),
     }

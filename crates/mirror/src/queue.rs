@@ -86,11 +86,16 @@ impl Queue {
         }
     }
 
+    /// Whether a write may be put in; when not, the queue is full until it is low.
+    pub(crate) fn has_room(&mut self, bytes: u64) -> bool {
+        let over = self.bytes + bytes > self.limits.high_bytes && self.writes > 0;
+        self.is_full |= over || self.writes >= self.limits.writes;
+        !self.is_full
+    }
+
     /// Puts a write into the queue, if it is not full.
     pub(crate) fn push(&mut self, bytes: u64, now_ns: u64) -> Option<Place> {
-        let over = self.bytes + bytes > self.limits.high_bytes && self.writes > 0;
-        if self.is_full || over || self.writes >= self.limits.writes {
-            self.is_full = true;
+        if !self.has_room(bytes) {
             return None;
         }
         let place = Place(self.first + self.entries.len() as u64);
@@ -175,10 +180,26 @@ impl Queue {
         if self.is_full { Vec::new() } else { std::mem::take(&mut self.at_door) }
     }
 
+    /// All who wait, to be sent or at the door: the session has ended.
+    pub(crate) fn wake_all(&mut self) -> Vec<Waker> {
+        let unsent = self.entries.iter_mut().filter_map(|entry| entry.waker.take());
+        self.at_door.drain(..).chain(unsent).collect()
+    }
+
     /// Bytes in the queue, and the age of the oldest write in it, in nanoseconds.
     pub(crate) fn lag(&self, now_ns: u64) -> (u64, u64) {
         let oldest = self.entries.front().map_or(now_ns, |entry| entry.since_ns);
         (self.bytes, now_ns.saturating_sub(oldest))
+    }
+
+    /// The place of the next write.
+    pub(crate) fn end(&self) -> Place {
+        Place(self.first + self.entries.len() as u64)
+    }
+
+    /// True when all writes before this place have ended.
+    pub(crate) fn is_past(&self, place: Place) -> bool {
+        self.first >= place.0
     }
 
     /// Writes in the queue.
