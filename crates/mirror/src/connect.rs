@@ -61,7 +61,12 @@ pub(crate) async fn run(inner: Arc<Inner>, leg: usize) {
         if !inner.wait(wanted).await {
             return;
         }
-        let kicks = inner.lock().legs[leg].kicks;
+        let (kicks, not_before) = {
+            let state = inner.lock();
+            (state.legs[leg].kicks, state.legs[leg].not_before_ns)
+        };
+        let early = not_before.saturating_sub(Inner::now_ns());
+        time::sleep(Duration::from_nanos(early)).await;
         let ended = match meet(&inner, leg).await {
             Ok(never) => match never {},
             Err(ended) => ended,

@@ -167,6 +167,8 @@ impl Store {
             }
         };
         if dropped {
+            // What is not hot any more must not be lost with the power: no log would name it.
+            self.device.flush().await?;
             self.write_pages().await?;
         }
         self.write_record(&hot).await?;
