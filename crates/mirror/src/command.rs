@@ -10,7 +10,7 @@ use crate::options::PeerOptions;
 use crate::peer::{About, Answer, AskError, Refusal, Reply, Request, identify, order};
 use crate::plan::{Plan, plan};
 use crate::roles::RoleError;
-use crate::state::{Facts, PeerStatus, Phase, Status, Wish, derive};
+use crate::state::{Facts, MirrorState, PeerStatus, Phase, Status, Wish, derive};
 
 /// Why a command was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -236,6 +236,14 @@ impl Mirror {
         self.0.wait(|state| (state.active != was).then_some(state.active)).await
     }
 
+    /// The state towards a peer, as it is shown.
+    ///
+    /// # Panics
+    /// When there is no such peer.
+    pub fn state(&self, leg: usize) -> MirrorState {
+        self.0.shown(leg)
+    }
+
     /// All that is to be shown.
     pub fn status(&self) -> Status {
         let inner = &self.0;
@@ -342,22 +350,26 @@ impl Inner {
         self.lose(leg, serial);
     }
 
+    fn shown(&self, leg: usize) -> MirrorState {
+        let superblock = self.local.superblock();
+        let state = self.lock();
+        let own = &state.legs[leg];
+        let record = superblock.peers.iter().find(|peer| peer.replica == own.peer);
+        let behind = record.is_some_and(|peer| !peer.bases.is_empty());
+        let outdated = behind || self.legs[leg].todo.count() > 0;
+        derive(Facts { role: state.role, wish: own.wish, phase: own.phase, outdated })
+    }
+
     fn peer_status(&self, leg: usize) -> PeerStatus {
         let own = &self.legs[leg];
         let (lag_bytes, lag_ns) = own.queue().lag(Inner::now_ns());
         let lag_writes = own.queue().writes() as u64;
-        let superblock = self.local.superblock();
-        let state = self.lock();
-        let found = &state.legs[leg];
-        let record = superblock.peers.iter().find(|peer| peer.replica == found.peer);
-        let outdated = record.is_some_and(|peer| !peer.bases.is_empty()) || own.todo.count() > 0;
-        let facts =
-            Facts { role: state.role, wish: found.wish, phase: found.phase, outdated };
+        let peer = self.lock().legs[leg].peer;
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &own.counters;
         PeerStatus {
-            replica: found.peer,
-            state: derive(facts),
+            replica: peer,
+            state: self.shown(leg),
             out_of_date_bytes: own.todo.bytes(),
             last_in_sync_s: read(&counters.last_in_sync_s),
             lag_bytes,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
 use flagstone_mirror::format::newest;
-use flagstone_mirror::format::superblock::{Role, Superblock};
+use flagstone_mirror::format::superblock::Superblock;
 use flagstone_mirror::id::Uuid;
 use flagstone_mirror::local::{Create, Local};
 use flagstone_mirror::shape::Shape;
@@ -183,12 +183,11 @@ impl Cluster {
     /// The state that an active node shows; none when it serves nobody.
     pub(super) fn state(&self, index: usize) -> Option<MirrorState> {
         let mirror = self.mirror(index)?;
-        let status = mirror.status();
-        status.active.then(|| status.peers[0].state)
+        mirror.is_active().then(|| mirror.state(0))
     }
 
     pub(super) fn shown(&self, index: usize) -> Option<MirrorState> {
-        Some(self.mirror(index)?.status().peers[0].state)
+        Some(self.mirror(index)?.state(0))
     }
 
     fn is_whole_target(&self, index: usize) -> bool {
@@ -259,7 +258,8 @@ impl Cluster {
         for index in 0..2 {
             text += &format!("node {index}: up {}", self.sim.is_up(self.nodes[index]));
             if let Some(mirror) = self.mirror(index) {
-                text += &format!(", {:?}", mirror.status());
+                let status = self.sim.block_on(async move { mirror.status() });
+                text += &format!(", {status:?}");
             }
             text += &format!("\n  {:?}\n", self.superblock(index));
         }
@@ -310,11 +310,6 @@ async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, depth: usize
         time::sleep(Duration::from_millis(1)).await;
         active = mirror.is_active();
     }
-}
-
-/// Keeps a lint from thinking that roles and wishes are not looked at.
-pub(super) fn is_source(superblock: &Superblock) -> bool {
-    superblock.role == Role::Source
 }
 
 pub(super) const WISHES: [Wish; 3] = [Wish::Mirror, Wish::Pause, Wish::Break];
