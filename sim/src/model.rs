@@ -187,6 +187,11 @@ impl Shared {
         self.0.borrow().acknowledged
     }
 
+    /// True while a call is under way.
+    pub fn busy(&self) -> bool {
+        self.0.borrow().sectors.iter().any(|sector| sector.busy)
+    }
+
     /// True for two handles of one model.
     pub fn is(&self, other: &Shared) -> bool {
         Rc::ptr_eq(&self.0, &other.0)

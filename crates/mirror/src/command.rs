@@ -231,6 +231,11 @@ impl Mirror {
         self.0.lock().active
     }
 
+    /// True while a source is attached to this replica.
+    pub fn has_source(&self) -> bool {
+        self.0.lock().attached.is_some()
+    }
+
     /// Waits until the mirror begins or stops to serve hosts, and says which: for ANA states.
     pub async fn activity_changed(&self, was: bool) -> bool {
         self.0.wait(|state| (state.active != was).then_some(state.active)).await

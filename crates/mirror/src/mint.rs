@@ -12,6 +12,7 @@ use std::sync::Arc;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::spawn_detached;
 
+use crate::format::superblock::Superblock;
 use crate::generation::Lineage;
 use crate::id::Generation;
 use crate::limits::PEERS_MAX;
@@ -72,18 +73,28 @@ async fn record(inner: &Arc<Inner>) -> Result<(), IoError> {
     let new = Generation::random();
     inner
         .local
-        .update(move |superblock| {
-            let old: [Lineage; PEERS_MAX] = std::array::from_fn(|slot| superblock.lineage(slot));
-            for (slot, mut lineage) in old.into_iter().enumerate() {
-                lineage.mint(new);
-                superblock.set_lineage(slot, &lineage);
-            }
-        })
+        .update(move |superblock| mint_for_all(superblock, new))
         .await?;
     for leg in 0..inner.legs.len() {
         inner.rename(leg).await;
     }
     Ok(())
+}
+
+/// Each peer that is known may hold what was current until now.
+fn mint_for_all(superblock: &mut Superblock, new: Generation) {
+    let known = |slot: &usize| !superblock.peers[*slot].replica.is_none();
+    let slots: Vec<usize> = (0..PEERS_MAX).filter(known).collect();
+    if slots.is_empty() {
+        superblock.history.remember(superblock.current);
+        superblock.current = new;
+    }
+    let old: [Lineage; PEERS_MAX] = std::array::from_fn(|slot| superblock.lineage(slot));
+    for slot in slots {
+        let mut lineage = old[slot];
+        lineage.mint(new);
+        superblock.set_lineage(slot, &lineage);
+    }
 }
 
 impl Inner {

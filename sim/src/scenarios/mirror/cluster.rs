@@ -59,6 +59,7 @@ pub(super) struct Cluster {
     separate_log: bool,
     volatile: bool,
     depth: usize,
+    pause_ms: u64,
 }
 
 fn options() -> FileOptions {
@@ -105,6 +106,7 @@ impl Cluster {
             disks_fail: Cell::new(false),
         };
         let depth = sim.random_between(1, 12) as usize;
+        let pause_ms = sim.random_between(1, 40);
         Cluster {
             kind: *kind,
             nodes,
@@ -115,6 +117,7 @@ impl Cluster {
             separate_log,
             volatile,
             depth,
+            pause_ms,
             sim,
         }
     }
@@ -135,6 +138,7 @@ impl Cluster {
             (self.kind.mode, self.kind.ack, self.kind.when_lost);
         let (world, hub) = (self.world.clone(), self.hub.clone());
         let (separate_log, depth) = (self.separate_log, self.depth);
+        let pause_ms = self.pause_ms;
         self.sim.spawn_on(node, async move {
             let local = loop {
                 let (data, log) = devices(separate_log);
@@ -149,7 +153,7 @@ impl Cluster {
             while mirror.start().await.is_err() {
                 time::sleep(Duration::from_millis(100)).await;
             }
-            hosts(world, index, mirror, depth).await;
+            hosts(world, index, mirror, depth, pause_ms).await;
         });
     }
 
@@ -198,7 +202,9 @@ impl Cluster {
     /// Lines that have become one are one.
     pub(super) fn reconcile(&self) {
         for index in 0..2 {
-            if self.state(index) != Some(MirrorState::Mirroring) {
+            // A source that has not heard of it yet may think so still.
+            let attached = self.mirror(1 - index).is_some_and(|mirror| mirror.has_source());
+            if !attached || self.state(index) != Some(MirrorState::Mirroring) {
                 continue;
             }
             self.world.lossy[1 - index].set(false);
@@ -281,7 +287,7 @@ fn devices(separate_log: bool) -> (SharedDevice, Option<SharedDevice>) {
 }
 
 /// The hosts of one node: load it whenever it serves, until the node dies.
-async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, depth: usize) {
+async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, depth: usize, pause_ms: u64) {
     let mut active = false;
     loop {
         if !active {
@@ -300,6 +306,8 @@ async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, depth: usize
                 stop: world.stop.clone(),
                 medium_errors,
                 max_bytes: 32 << 10,
+                // Time in which nothing happens costs the simulation nothing.
+                pause: Duration::from_millis(pause_ms),
                 ..LoadOptions::new(depth)
             };
             load(device, model, options).await;

@@ -126,6 +126,7 @@ impl Peer for SimPeer {
                 to,
                 life,
                 target: mirror.session(),
+                broken: Cell::new(false),
                 lost: Cell::new(false),
                 changed: Notify::new(),
             });
@@ -143,6 +144,8 @@ struct Wire {
     to: NodeId,
     life: u64,
     target: Arc<TargetSession>,
+    /// A message was lost: it hangs until the session is given up.
+    broken: Cell<bool>,
     lost: Cell<bool>,
     changed: Notify,
 }
@@ -151,7 +154,8 @@ impl Wire {
     fn is_alive(&self) -> bool {
         let hub = &self.hub;
         let life = hub.life(self.to).is_some_and(|(life, _)| life == self.life);
-        life && hub.passes(self.from, self.to) && hub.passes(self.to, self.from)
+        let open = hub.passes(self.from, self.to) && hub.passes(self.to, self.from);
+        life && open && !self.broken.get()
     }
 
     fn lose(&self) {
@@ -196,16 +200,17 @@ impl SimSession {
             let arrives = hub.passes(sent.from, sent.to)
                 && hub.life(sent.to).is_some_and(|(life, _)| life == sent.life);
             if !arrives {
-                return;
+                return sent.broken.set(true);
             }
             let target = sent.target.clone();
             let done = hub.world.spawn_on(sent.to, async move { work(&target).await });
-            let Ok(result) = done.await else { return };
+            let Ok(result) = done.await else { return sent.broken.set(true) };
             time::sleep(hub.delay()).await;
-            if hub.passes(sent.to, sent.from) {
-                *there.borrow_mut() = Some(result);
-                sent.changed.notify();
+            if !hub.passes(sent.to, sent.from) {
+                return sent.broken.set(true);
             }
+            *there.borrow_mut() = Some(result);
+            sent.changed.notify();
         });
         IoFuture::later(async move {
             let lost = || wire.lost.get().then_some(Err(IoError::Unreachable));

@@ -39,7 +39,13 @@ fn step(cluster: &Cluster) {
     let sim = &cluster.sim;
     let index = sim.random_between(0, 1) as usize;
     let (here, there) = (cluster.nodes[index], cluster.nodes[1 - index]);
-    match sim.random_between(0, 15) {
+    let choice = sim.random_between(0, 15);
+    if std::env::var_os("STEPS").is_some() {
+        let shown = [0, 1].map(|index| (cluster.state(index), cluster.shown(index)));
+        let one = cluster.world.lines.borrow()[0].model.is(&cluster.world.lines.borrow()[1].model);
+        eprintln!("{:.3} node {index} choice {choice} {shown:?} one {one}", sim.now().as_nanos() as f64 / 1e9);
+    }
+    match choice {
         0 => {
             cluster.hub().cut(here, there);
             cluster.hub().cut(there, here);
@@ -126,8 +132,11 @@ fn settle(cluster: &Cluster) {
 
 fn is_whole(cluster: &Cluster) -> bool {
     let states = [0, 1].map(|index| cluster.state(index));
-    let serving = states.iter().flatten().count();
-    serving == 1 && states.contains(&Some(MirrorState::Mirroring))
+    let served = |index: usize| {
+        let source = cluster.mirror(1 - index).is_some_and(|mirror| mirror.has_source());
+        source && states[1 - index].is_none() && states[index] == Some(MirrorState::Mirroring)
+    };
+    served(0) || served(1)
 }
 
 /// What an operator does about a mirror that does not come up by itself.
@@ -182,6 +191,8 @@ fn check_at_rest(cluster: &Cluster) -> u64 {
     let active = active.unwrap_or_else(|| panic!("nobody serves\n{}", cluster.describe()));
     cluster.reconcile();
     let mirror = cluster.mirror(active).expect("it serves");
+    let busy = cluster.world.lines.borrow()[active].model.busy();
+    assert!(!busy, "a call of a host does not end\n{}", cluster.describe());
     let model = cluster.world.lines.borrow()[active].model.clone();
     let checked = model.clone();
     let checking = sim.spawn_on(cluster.nodes[active], async move {
