@@ -28,7 +28,13 @@ pub struct LoadOptions {
 impl LoadOptions {
     /// `depth` calls of up to 64 KiB, none of which may fail.
     pub fn new(depth: usize) -> LoadOptions {
-        LoadOptions { depth, max_bytes: 64 << 10, medium_errors: false, pause: Duration::ZERO, stop: Rc::default() }
+        LoadOptions {
+            depth,
+            max_bytes: 64 << 10,
+            medium_errors: false,
+            pause: Duration::ZERO,
+            stop: Rc::default(),
+        }
     }
 }
 

@@ -77,9 +77,8 @@ pub(crate) async fn run(inner: Arc<Inner>, leg: usize) {
             _ => (pause * 2).min(RETRY_MAX_MS),
         };
         // A command, or a peer that asks, cuts the pause short.
-        let kicked = inner.wait(|state| {
-            (state.closed || state.legs[leg].kicks != kicks).then_some(())
-        });
+        let kicked =
+            inner.wait(|state| (state.closed || state.legs[leg].kicks != kicks).then_some(()));
         let random = flagstone_runtime::random_u64() % (pause / 2);
         let _ = time::timeout(Duration::from_millis(pause / 2 + random), kicked).await;
     }

@@ -263,8 +263,15 @@ impl Local {
         let places = log_layout(&shape);
         let bits = Todo::new(shape.bits(), shape.bit_bytes);
         let (mut header_sequence, mut record_sequence) = (0, 0);
-        if !load(&log_device, log_at, &superblock, &bits, &mut header_sequence, &mut record_sequence)
-            .await?
+        if !load(
+            &log_device,
+            log_at,
+            &superblock,
+            &bits,
+            &mut header_sequence,
+            &mut record_sequence,
+        )
+        .await?
         {
             bits.set(bits.all());
         }
@@ -272,7 +279,8 @@ impl Local {
             superblock.flags.crashed = true;
         }
         let regions = shape.regions() as usize;
-        let data: SharedDevice = Arc::new(Part { device: device.clone(), size: shape.usable_bytes });
+        let data: SharedDevice =
+            Arc::new(Part { device: device.clone(), size: shape.usable_bytes });
         let state = State {
             superblock,
             header_sequence,
@@ -439,8 +447,7 @@ async fn load(
     let slots: [_; 2] = slots.try_into().expect("two");
     let Ok((_, header)) = newest(slots, |slot| slot.sequence) else { return Ok(false) };
     *header_sequence = header.sequence;
-    let trust =
-        header.trust(superblock.log, superblock.replica, superblock.incarnation, &shape);
+    let trust = header.trust(superblock.log, superblock.replica, superblock.incarnation, &shape);
     if trust != Trust::Own {
         return Ok(false);
     }

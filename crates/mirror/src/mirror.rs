@@ -206,7 +206,11 @@ impl Mirror {
         let todo = || Todo::new(shape.bits(), shape.bit_bytes);
         let legs = peers.iter().map(|options| Leg {
             todo: todo(),
-            told: if options.remembers() { [todo(), todo()] } else { [Todo::new(0, 1), Todo::new(0, 1)] },
+            told: if options.remembers() {
+                [todo(), todo()]
+            } else {
+                [Todo::new(0, 1), Todo::new(0, 1)]
+            },
             queue: Mutex::new(Queue::new(options.queue)),
             options: Mutex::new(options.clone()),
             counters: LegCounters::default(),

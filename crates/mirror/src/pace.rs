@@ -130,7 +130,13 @@ mod tests {
 
     /// Runs for some seconds against hosts whose calls take `quiet_ns` and longer by resync's share
     /// of the disk; returns the mean rate and mean latency of the last half.
-    fn run(limits: PaceLimits, disk: f64, quiet_ns: f64, calls_per_s: u64, seconds: u64) -> (f64, f64) {
+    fn run(
+        limits: PaceLimits,
+        disk: f64,
+        quiet_ns: f64,
+        calls_per_s: u64,
+        seconds: u64,
+    ) -> (f64, f64) {
         let mut pace = Pace::new(limits, 0, None);
         let (mut now, mut calls, mut nanos) = (0, 0u64, 0u64);
         let (mut copied, mut latency_sum, mut latency_count) = (0u64, 0.0, 0u64);

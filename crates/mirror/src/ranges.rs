@@ -207,8 +207,11 @@ mod tests {
 
     fn any_step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            (0u64..40, 1u64..12, any::<bool>())
-                .prop_map(|(start, len, read)| Step::Enter(start, start + len, read)),
+            (0u64..40, 1u64..12, any::<bool>()).prop_map(|(start, len, read)| Step::Enter(
+                start,
+                start + len,
+                read
+            )),
             any::<usize>().prop_map(Step::Leave),
         ]
     }

@@ -69,9 +69,8 @@ pub enum RoleError {
 impl Inner {
     /// Begins a change of role, after any other.
     pub(crate) async fn changing(self: &Arc<Self>) -> Changing {
-        let begin = |state: &mut State| {
-            (!std::mem::replace(&mut state.changing, true)).then_some(())
-        };
+        let begin =
+            |state: &mut State| (!std::mem::replace(&mut state.changing, true)).then_some(());
         self.wait(begin).await;
         Changing(self.clone())
     }

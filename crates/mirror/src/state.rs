@@ -219,7 +219,10 @@ mod tests {
         assert_eq!(shown(facts()), "disconnected");
         assert_eq!(shown(Facts { outdated: true, ..facts() }), "resync-pending");
         assert_eq!(shown(Facts { phase: Phase::InSync, ..facts() }), "mirroring");
-        assert_eq!(shown(Facts { phase: Phase::Resync(Amount::Full), ..facts() }), "resynchronizing");
+        assert_eq!(
+            shown(Facts { phase: Phase::Resync(Amount::Full), ..facts() }),
+            "resynchronizing"
+        );
         assert_eq!(shown(Facts { wish: Wish::Pause, ..facts() }), "paused");
         assert_eq!(shown(Facts { wish: Wish::Break, ..facts() }), "broken");
         assert_eq!(shown(Facts { role: Role::Target, ..facts() }), "target");

@@ -369,7 +369,11 @@ impl Inner {
     }
 
     /// The operator gives this data up: see [`Request::Surrender`].
-    pub(crate) async fn surrender(self: &Arc<Self>, base: Generation, expected: Generation) -> Answer {
+    pub(crate) async fn surrender(
+        self: &Arc<Self>,
+        base: Generation,
+        expected: Generation,
+    ) -> Answer {
         let _changing = self.changing().await;
         let superblock = self.local.superblock();
         if self.lock().active {

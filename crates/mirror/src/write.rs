@@ -21,8 +21,8 @@ use crate::gate::{Going, LegGoing, Passage, Sending};
 use crate::limits::PEERS_MAX;
 use crate::local::Pin as HotPin;
 use crate::mirror::{Inner, count};
-use crate::order::Order;
 use crate::options::Mode;
+use crate::order::Order;
 use crate::overlap::Held;
 use crate::queue::Place;
 use crate::state::{Phase, Wish};
@@ -370,9 +370,7 @@ impl Inner {
                 return Some(Err(IoError::Unreachable));
             }
             let holds = state.legs.iter().zip(&self.legs).any(|(own, leg)| {
-                own.wish == Wish::Mirror
-                    && own.phase != Phase::InSync
-                    && leg.options().is_strict()
+                own.wish == Wish::Mirror && own.phase != Phase::InSync && leg.options().is_strict()
             });
             (!holds).then_some(Ok(()))
         })

@@ -17,6 +17,9 @@ pub const ALL: &[Scenario] = &[
     served::NVME,
     served::NBD,
     mirror::SYNC,
+    mirror::MEMORY,
+    mirror::STRICT,
+    mirror::ASYNC,
 ];
 
 /// The one of this name.

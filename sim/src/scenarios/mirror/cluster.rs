@@ -45,7 +45,8 @@ pub(super) struct World {
     pub(super) lossy: [Cell<bool>; 2],
     pub(super) mirrors: RefCell<[Option<Arc<Mirror>>; 2]>,
     pub(super) stop: Rc<Cell<bool>>,
-    pub(super) disks_fail: Cell<bool>,
+    /// Hosts of the node have calls in flight, or are about to.
+    pub(super) loading: [Cell<bool>; 2],
 }
 
 pub(super) struct Cluster {
@@ -79,10 +80,8 @@ impl Cluster {
         let separate_log = sim.chance(0.5);
         let volatile = sim.chance(0.7);
         for node in nodes {
-            let config = DiskConfig {
-                volatile_cache: volatile,
-                ..DiskConfig::block_device(device_bytes)
-            };
+            let config =
+                DiskConfig { volatile_cache: volatile, ..DiskConfig::block_device(device_bytes) };
             sim.add_disk(node, DATA, config);
             sim.add_disk(node, LOG, DiskConfig::block_device(device_bytes));
         }
@@ -94,7 +93,8 @@ impl Cluster {
             });
             sim.block_on(made).expect("nobody ends it");
         }
-        let usable = flagstone_mirror::shape::layout(device_bytes, &shape).expect("room").usable_bytes;
+        let usable =
+            flagstone_mirror::shape::layout(device_bytes, &shape).expect("room").usable_bytes;
         let line = || Line { model: Shared::new(seed, usable), base: 0 };
         let (a, mut b) = (line(), line());
         b.model = a.model.clone();
@@ -103,7 +103,7 @@ impl Cluster {
             lossy: Default::default(),
             mirrors: Default::default(),
             stop: Rc::default(),
-            disks_fail: Cell::new(false),
+            loading: Default::default(),
         };
         let depth = sim.random_between(1, 12) as usize;
         let pause_ms = sim.random_between(1, 40);
@@ -174,6 +174,7 @@ impl Cluster {
             self.sim.crash(node);
         }
         self.hub().stop(node);
+        self.world.loading[index].set(false);
         self.world.mirrors.borrow_mut()[index] = None;
     }
 
@@ -223,9 +224,9 @@ impl Cluster {
     /// The node is about to serve though the other may: from now on their data may differ.
     pub(super) fn part(&self, index: usize) {
         self.reconcile();
-        let outdated = self.superblock(1 - index).is_some_and(|other| {
-            other.peers.iter().any(|peer| !peer.bases.is_empty())
-        });
+        let outdated = self
+            .superblock(1 - index)
+            .is_some_and(|other| other.peers.iter().any(|peer| !peer.bases.is_empty()));
         let mut lines = self.world.lines.borrow_mut();
         if !lines[index].model.is(&lines[1 - index].model) {
             return;
@@ -301,16 +302,16 @@ async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, depth: usize
         let device: SharedDevice = Arc::new((*mirror).clone());
         // What an earlier source left in a volatile cache counts from here on.
         if device.flush().await.is_ok() && !world.stop.get() {
-            let medium_errors = world.disks_fail.get();
             let options = LoadOptions {
                 stop: world.stop.clone(),
-                medium_errors,
                 max_bytes: 32 << 10,
                 // Time in which nothing happens costs the simulation nothing.
                 pause: Duration::from_millis(pause_ms),
                 ..LoadOptions::new(depth)
             };
+            world.loading[index].set(true);
             load(device, model, options).await;
+            world.loading[index].set(false);
         }
         if world.stop.get() {
             return;

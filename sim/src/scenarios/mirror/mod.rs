@@ -19,8 +19,29 @@ pub const SYNC: Scenario = Scenario {
     run: |seed| steps::run(seed, &Kind { mode: Mode::Sync, ack: Ack::Disk, ..Kind::default() }),
 };
 
+/// Synchronous, and the peer acknowledges from memory.
+pub const MEMORY: Scenario = Scenario {
+    name: "mirror-memory",
+    about: "the same with a peer that acknowledges from memory: flushes are durable on both",
+    run: |seed| steps::run(seed, &Kind { ack: Ack::Memory, ..Kind::default() }),
+};
+
+/// Synchronous, and writes are held while the peer is lost.
+pub const STRICT: Scenario = Scenario {
+    name: "mirror-strict",
+    about: "the same with writes held while the peer is lost",
+    run: |seed| steps::run(seed, &Kind { when_lost: WhenPeerLost::Strict, ..Kind::default() }),
+};
+
+/// Asynchronous.
+pub const ASYNC: Scenario = Scenario {
+    name: "mirror-async",
+    about: "an asynchronous mirror: legs end up equal, and the log covers what the peer lacks",
+    run: |seed| steps::run(seed, &Kind { mode: Mode::Async, ..Kind::default() }),
+};
+
 /// All kinds.
-pub const ALL: &[Scenario] = &[SYNC];
+pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC];
 
 /// What is run.
 #[derive(Clone, Copy, Debug, Default)]
