@@ -12,6 +12,8 @@ use flagstone_control::config::{Arguments, Config, Diagnostics};
 use flagstone_control::device_spec::DeviceSpec;
 use flagstone_control::units::{format_size, parse_block_size, parse_duration};
 
+use crate::bench::args::BenchArgs;
+use crate::doctor::DoctorArgs;
 use crate::logging::LogFormat;
 use crate::plan::args::PlanArgs;
 
@@ -38,6 +40,10 @@ pub enum Command {
     Check(CheckArgs),
     /// Say what cloud disks will do: limits, prices, and the limit that binds
     Plan(PlanArgs),
+    /// Say what of this host's settings costs performance, and change it when asked
+    Doctor(DoctorArgs),
+    /// Measure disks and volumes with fio, and compare the results
+    Bench(BenchArgs),
     /// Print the completion script of a shell
     Completions(CompletionsArgs),
 }

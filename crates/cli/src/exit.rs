@@ -17,12 +17,20 @@ pub enum Exit {
     VerifyFailed = 3,
     /// It was interrupted before it was done; what was printed is of the part that was.
     Interrupted = 4,
+    /// Something is slower than it may be.
+    Slower = 5,
 }
 
 impl Exit {
     /// All of them, in the order of their codes.
-    pub const ALL: [Exit; 5] =
-        [Exit::Success, Exit::Failed, Exit::Usage, Exit::VerifyFailed, Exit::Interrupted];
+    pub const ALL: [Exit; 6] = [
+        Exit::Success,
+        Exit::Failed,
+        Exit::Usage,
+        Exit::VerifyFailed,
+        Exit::Interrupted,
+        Exit::Slower,
+    ];
 
     /// The number that the shell sees.
     pub fn code(self) -> u8 {
@@ -39,6 +47,7 @@ impl Exit {
             Exit::Interrupted => {
                 "interrupted before it was done; what is printed is of the part that was"
             }
+            Exit::Slower => "it is slower than `--fail-if-slower` allows",
         }
     }
 }

@@ -2,8 +2,10 @@
 //! commands share (exit codes, logs, output). `docs/cli.md` is checked against [`args`].
 
 pub mod args;
+pub mod bench;
 pub mod check;
 pub mod completions;
+pub mod doctor;
 pub mod exit;
 pub mod load;
 pub mod logging;

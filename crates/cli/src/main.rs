@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use flagstone_cli::args::{Cli, Command};
-use flagstone_cli::{check, completions, load, plan, serve};
+use flagstone_cli::{bench, check, completions, doctor, load, plan, serve};
 
 fn main() -> ExitCode {
     // Clap prints its own errors, and leaves with code 2, which is also `Exit::Usage`.
@@ -13,6 +13,8 @@ fn main() -> ExitCode {
         Command::Load(args) => load::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Completions(args) => completions::run(&args),
     };
     exit.into()

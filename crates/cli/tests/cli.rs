@@ -158,13 +158,23 @@ fn the_documentation_is_what_the_program_takes() {
         let plan = cli.find_subcommand("plan").expect("it is a command");
         options(plan.find_subcommand(name).expect("it is a command"))
     };
+    let bench = |name: &str| {
+        let bench = cli.find_subcommand("bench").expect("it is a command");
+        options(bench.find_subcommand(name).expect("it is a command"))
+    };
     for (marker, table) in [
+        ("options of bench run".to_owned(), bench("run")),
+        ("options of bench diskspd".to_owned(), bench("diskspd")),
+        ("options of bench compare".to_owned(), bench("compare")),
+        ("options of bench resume".to_owned(), bench("resume")),
+        ("options of bench list".to_owned(), bench("list")),
         ("exit codes".to_owned(), exit_codes()),
         ("options of plan predict".to_owned(), plan("predict")),
         ("options of plan cheapest".to_owned(), plan("cheapest")),
         ("options of plan table".to_owned(), plan("table")),
         ("options of plan catalog".to_owned(), plan("catalog")),
         ("options of check".to_owned(), of("check")),
+        ("options of doctor".to_owned(), of("doctor")),
         ("options of completions".to_owned(), of("completions")),
         (
             "options of serve".to_owned(),
@@ -189,7 +199,7 @@ fn the_documentation_is_what_the_program_takes() {
 
 #[test]
 fn exit_codes_never_change() {
-    assert_eq!(Exit::ALL.map(Exit::code), [0, 1, 2, 3, 4]);
+    assert_eq!(Exit::ALL.map(Exit::code), [0, 1, 2, 3, 4, 5]);
 }
 
 const EXAMPLE: &str = "plan predict --type pd-ssd --size 500GB --machine n1-standard-8 --bs 8K \

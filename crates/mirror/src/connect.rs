@@ -274,7 +274,7 @@ async fn bring_up(
         inner.unite(leg, session).await?;
     }
     // What a power loss here would take the target could give back only while it is whole.
-    inner.local.data.flush().await.map_err(Ended::Local)?;
+    inner.local.data().flush().await.map_err(Ended::Local)?;
     order(session, Request::BeginResync { base }).await?;
     inner.open(leg, serial, |_| true)?;
     crate::resync::copy(inner, leg, session, serial).await?;

@@ -90,7 +90,7 @@ async fn read(inner: Arc<Inner>, offset: u64, buf: BufMut) -> Result<BufMut, IoE
     let result = match (local_failed, whole) {
         (true, Some(session)) => session.read(offset, buf).await,
         (true, None) => Err(IoError::Unreachable),
-        (false, whole) => match inner.local.data.read(offset, buf).await {
+        (false, whole) => match inner.local.data().read(offset, buf).await {
             Err(error) => read_elsewhere(&inner, whole, (offset, len), error).await,
             found => found,
         },

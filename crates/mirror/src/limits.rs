@@ -33,6 +33,18 @@ pub const HOT_DEFAULT: u32 = 1024;
 /// Regions that one piece of a call may touch; longer calls are done piece by piece.
 pub const PIECE_MAX_REGIONS: u32 = 8;
 
+/// How often hot regions are looked at for such as nobody writes to, in milliseconds.
+pub const COOL_TICK_MS: u64 = 500;
+/// Looks without a write after which a region is cold: it leaves with others of its kind.
+pub const COOL_TICKS: u32 = 2;
+/// Looks after which it leaves though there are few of them: a volume at rest has nothing hot.
+pub const COOL_TICKS_MAX: u32 = 8;
+/// The share of the hot set that leaves at a time, where as much is idle: each time costs a flush
+/// of the data, and so it is one flush for 128 new regions by default.
+pub const LEAVE_SHARE: usize = 8;
+/// Bitmap pages that one write carries where they lie side by side: 256 KiB of memory.
+pub const PAGES_PER_WRITE: u64 = 64;
+
 /// Peers that a superblock has room for.
 pub const PEERS_MAX: usize = 2;
 /// Generations of the past that a superblock remembers. Older ones mean "unrelated".

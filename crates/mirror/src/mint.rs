@@ -69,7 +69,7 @@ async fn mint(inner: Arc<Inner>) {
 }
 
 async fn record(inner: &Arc<Inner>) -> Result<(), IoError> {
-    inner.local.data.flush().await?;
+    inner.local.data().flush().await?;
     let new = Generation::random();
     inner.local.update(move |superblock| mint_for_all(superblock, new)).await?;
     for leg in 0..inner.legs.len() {

@@ -25,24 +25,24 @@ use std::task::{Poll, Waker};
 use flagstone_blockdev::{Geometry, IoError};
 use flagstone_runtime::{spawn_detached, time};
 
+use crate::bitmap::Bitmap;
 use crate::format::superblock::Role;
 use crate::id::Uuid;
 use crate::limits::PEERS_MAX;
-use crate::local::Local;
 use crate::options::PeerOptions;
 use crate::order::Numbering;
 use crate::overlap::Overlap;
 use crate::peer::{About, SharedSession};
 use crate::queue::Queue;
+use crate::replica::Replica;
 use crate::state::{Phase, Wish};
-use crate::todo::Todo;
 
 /// See the module. A handle: clones are the same mirror.
 #[derive(Clone)]
 pub struct Mirror(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
-    pub(crate) local: Local,
+    pub(crate) local: Replica,
     pub(crate) geometry: Geometry,
     pub(crate) overlap: Arc<Overlap>,
     pub(crate) legs: Vec<Leg>,
@@ -57,10 +57,10 @@ pub(crate) struct Inner {
 pub(crate) struct Leg {
     pub(crate) options: Mutex<PeerOptions>,
     /// What the peer lacks.
-    pub(crate) todo: Todo,
+    pub(crate) todo: Bitmap,
     /// What it was told and may lose, or may not have yet: before and after the latest flush of it
     /// began.
-    pub(crate) told: [Todo; 2],
+    pub(crate) told: [Bitmap; 2],
     pub(crate) queue: Mutex<Queue>,
     pub(crate) counters: LegCounters,
 }
@@ -199,17 +199,17 @@ impl Mirror {
     ///
     /// # Panics
     /// With more than [`PEERS_MAX`] peers.
-    pub fn new(local: Local, peers: Vec<PeerOptions>) -> Mirror {
+    pub fn new(local: Replica, peers: Vec<PeerOptions>) -> Mirror {
         assert!(peers.len() <= PEERS_MAX, "a superblock has room for {PEERS_MAX} peers");
         let superblock = local.superblock();
         let shape = superblock.shape;
-        let todo = || Todo::new(shape.bits(), shape.bit_bytes);
+        let todo = || Bitmap::new(shape.bits(), shape.bit_bytes);
         let legs = peers.iter().map(|options| Leg {
             todo: todo(),
             told: if options.remembers() {
                 [todo(), todo()]
             } else {
-                [Todo::new(0, 1), Todo::new(0, 1)]
+                [Bitmap::new(0, 1), Bitmap::new(0, 1)]
             },
             queue: Mutex::new(Queue::new(options.queue)),
             options: Mutex::new(options.clone()),
@@ -331,7 +331,7 @@ impl Inner {
     }
 
     /// Clears bits of one of the maps; in the log those that no other map has.
-    fn unmark(&self, map: &Todo, bits: Range<u64>) {
+    fn unmark(&self, map: &Bitmap, bits: Range<u64>) {
         let _marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         map.clear(bits.clone());
         let maps = self.legs.iter().flat_map(|leg| std::iter::once(&leg.todo).chain(&leg.told));

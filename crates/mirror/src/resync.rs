@@ -239,7 +239,7 @@ async fn copy_piece(
 ) -> Result<(), IoError> {
     let _held = inner.overlap.change(offset, len).held().await;
     let memory = buf::acquire(len as usize).await.map_err(|_| IoError::NoMemory)?;
-    let data: BufMut = inner.local.data.read(offset, memory).await?;
+    let data: BufMut = inner.local.data().read(offset, memory).await?;
     let counters = &inner.legs[leg].counters;
     let compare = inner.legs[leg].options().compare;
     if compare {

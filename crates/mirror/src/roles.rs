@@ -159,8 +159,12 @@ impl Inner {
 
     /// The superblock says that nobody uses the replica any more.
     pub(crate) async fn put_away(self: &Arc<Self>, role: Role) -> Result<(), IoError> {
-        self.local.data.flush().await?;
-        self.local.end_use(move |superblock| superblock.role = role).await?;
+        self.local.data().flush().await?;
+        if self.local.superblock().flags.in_use {
+            self.local.end_use(move |superblock| superblock.role = role).await?;
+        } else {
+            self.local.update(move |superblock| superblock.role = role).await?;
+        }
         self.change(|state| state.role = role);
         Ok(())
     }

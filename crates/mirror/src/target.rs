@@ -23,6 +23,7 @@ use crate::generation::List;
 use crate::id::{Generation, Uuid};
 use crate::limits::{BIT_MIN_BYTES, CHECK_BYTES, PEERS_MAX};
 use crate::mirror::{Attached, Inner, Mirror};
+use crate::options::Mode;
 use crate::order::{Gate, Order};
 use crate::peer::{About, Answer, Attach, Refusal, Reply, Request};
 use crate::write::Finish;
@@ -126,7 +127,7 @@ impl TargetSession {
 
     /// Writes.
     pub fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()> {
-        self.ordered(order, move |inner| inner.local.data.write(offset, data, fua))
+        self.ordered(order, move |inner| inner.local.data().write(offset, data, fua))
     }
 
     /// Writes zeroes.
@@ -137,13 +138,13 @@ impl TargetSession {
         flags: ZeroFlags,
         order: Option<Order>,
     ) -> IoFuture<()> {
-        self.ordered(order, move |inner| inner.local.data.write_zeroes(offset, len, flags))
+        self.ordered(order, move |inner| inner.local.data().write_zeroes(offset, len, flags))
     }
 
     /// Reads.
     pub fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         match self.is_attached() {
-            true => self.inner.local.data.read(offset, buf),
+            true => self.inner.local.data().read(offset, buf),
             false => IoFuture::ready(Err(IoError::Unreachable)),
         }
     }
@@ -151,7 +152,7 @@ impl TargetSession {
     /// Flushes.
     pub fn flush(&self) -> IoFuture<()> {
         match self.is_attached() {
-            true => self.inner.local.data.flush(),
+            true => self.inner.local.data().flush(),
             false => IoFuture::ready(Err(IoError::Unreachable)),
         }
     }
@@ -245,11 +246,16 @@ impl Inner {
         let state = self.lock();
         view.serving |= state.active;
         view.dirty |= self.legs.iter().any(|leg| leg.todo.count() > 0);
+        let queues = self.legs.iter().any(|leg| leg.options().mode == Mode::Async);
+        if queues && state.role == Role::Source {
+            // Hosts were told what the peer never got: a crash must not make its data the better.
+            (view.serving, view.crashed) = (true, false);
+        }
         About {
             view,
             role: state.role,
             active: state.active,
-            volatile_cache: self.local.data.geometry().volatile_cache,
+            volatile_cache: self.local.data().geometry().volatile_cache,
         }
     }
 
@@ -298,7 +304,7 @@ impl Inner {
 
     async fn checksums(&self, offset: u64, len: u64, unit_bytes: u32) -> Answer {
         let sound = unit_bytes >= BIT_MIN_BYTES && len <= CHECK_BYTES;
-        let within = self.local.data.geometry().check(offset, len).is_ok();
+        let within = self.local.data().geometry().check(offset, len).is_ok();
         if !sound || !within || !len.is_multiple_of(u64::from(BIT_MIN_BYTES)) {
             return Err(Refusal::Range);
         }
@@ -314,7 +320,7 @@ impl Inner {
         unit_bytes: u32,
     ) -> Result<Vec<u64>, IoError> {
         let memory = buf::acquire(len as usize).await.map_err(|_| IoError::NoMemory)?;
-        let data = self.local.data.read(offset, memory).await?;
+        let data = self.local.data().read(offset, memory).await?;
         Ok(data.chunks(unit_bytes as usize).map(sum).collect())
     }
 
@@ -336,7 +342,7 @@ impl Inner {
         if generation.is_none() || (superblock.flags.inconsistent && !resync) {
             return Err(Refusal::Inconsistent);
         }
-        self.local.data.flush().await.map_err(|_| Refusal::Failed)?;
+        self.local.data().flush().await.map_err(|_| Refusal::Failed)?;
         let adopt = move |superblock: &mut Superblock| {
             let mut lineage = superblock.lineage(0);
             lineage.adopt(generation);

@@ -19,12 +19,12 @@ use flagstone_runtime::{Buf, spawn_detached};
 
 use crate::gate::{Going, LegGoing, Passage, Sending};
 use crate::limits::PEERS_MAX;
-use crate::local::Pin as HotPin;
 use crate::mirror::{Inner, count};
 use crate::options::Mode;
 use crate::order::Order;
 use crate::overlap::Held;
 use crate::queue::Place;
+use crate::replica::Pin as HotPin;
 use crate::state::{Phase, Wish};
 
 /// What is done to a range.
@@ -256,7 +256,7 @@ async fn land(inner: &Arc<Inner>, flight: &Flight) -> Landed {
             }
         }
     }
-    let device = &inner.local.data;
+    let device = inner.local.data();
     let mut local = flight
         .going
         .local
@@ -434,7 +434,7 @@ pub(crate) async fn flush(inner: Arc<Inner>) -> Result<(), IoError> {
 }
 
 async fn fly_flush(inner: Arc<Inner>, going: Going) -> Result<(), IoError> {
-    let mut local = going.local.then(|| inner.local.data.flush());
+    let mut local = going.local.then(|| inner.local.data().flush());
     let mut remote = [const { None }; PEERS_MAX];
     for (call, leg) in remote.iter_mut().zip(&going.legs) {
         if let LegGoing::Send(sending) = leg {

@@ -9,7 +9,7 @@ use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
 use flagstone_mirror::format::newest;
 use flagstone_mirror::format::superblock::Superblock;
 use flagstone_mirror::id::Uuid;
-use flagstone_mirror::local::{Create, Local};
+use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::{MirrorState, Wish};
 use flagstone_mirror::{Mirror, PeerOptions};
@@ -89,7 +89,7 @@ impl Cluster {
             let create = Create { volume: VOLUME, with_data: index == 0, shape };
             let made = sim.spawn_on(node, async move {
                 let (data, log) = devices(separate_log);
-                Local::create(data, log, create).await.expect("sound disks");
+                Replica::create(data, log, create).await.expect("sound disks");
             });
             sim.block_on(made).expect("nobody ends it");
         }
@@ -142,7 +142,7 @@ impl Cluster {
         self.sim.spawn_on(node, async move {
             let local = loop {
                 let (data, log) = devices(separate_log);
-                match Local::open(data, log).await {
+                match Replica::open(data, log).await {
                     Ok(local) => break local,
                     Err(_) => time::sleep(Duration::from_millis(100)).await,
                 }

@@ -1,0 +1,254 @@
+//! Running a campaign, from its beginning or from where it stopped.
+
+use std::collections::BTreeSet;
+
+use crate::campaign::{Plan, ROUNDS_MAX, Step};
+use crate::environment;
+use crate::error::Error;
+use crate::fio::Fio;
+use crate::generator::Generator;
+use crate::guard::{self, Verdict};
+use crate::measurement::Measurement;
+use crate::os::{self, Interrupt};
+use crate::precondition;
+use crate::results::{Record, Store};
+use crate::stats::{Steady, steady};
+use crate::target::{Place, Target};
+
+/// Who follows a campaign: a terminal, or nobody.
+pub trait Watcher {
+    /// Something that the user should know.
+    fn note(&mut self, text: &str);
+    /// A measurement or a fill begins; `remaining_s` is of all that is left, with this.
+    fn begin(&mut self, what: &str, remaining_s: f64);
+    /// Time passes.
+    fn tick(&mut self);
+    /// A measurement is made and kept.
+    fn done(&mut self, record: &Record);
+    /// A round was judged.
+    fn steadiness(&mut self, target: &str, job: &str, round: u32, found: Option<Steady>);
+}
+
+/// How a campaign ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// All is done.
+    Complete,
+    /// The user stopped it: it can be resumed.
+    Interrupted,
+}
+
+/// A campaign to run.
+#[derive(Debug)]
+pub struct Campaign<'a> {
+    /// What to do.
+    pub plan: &'a Plan,
+    /// Where the results go.
+    pub store: &'a Store,
+    /// For paths and `nbd://`.
+    pub fio: Option<&'a Fio>,
+    /// For `nvme-tcp://`.
+    pub generator: &'a Generator,
+    /// The user's.
+    pub interrupt: &'a Interrupt,
+}
+
+/// What a fill is taken to reach when the remaining time is told, in bytes a second.
+const FILL_BYTES_PER_S: f64 = 200e6;
+
+type Done = BTreeSet<(String, String, u32)>;
+
+impl Campaign<'_> {
+    /// Guards, fills, and measures what is not yet measured.
+    ///
+    /// # Errors
+    /// The first that is more than the user's interruption. What was measured before is kept.
+    pub fn run(&self, watcher: &mut dyn Watcher) -> Result<Ending, Error> {
+        match self.run_all(watcher) {
+            Ok(()) => Ok(Ending::Complete),
+            Err(Error::Interrupted) => Ok(Ending::Interrupted),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn run_all(&self, watcher: &mut dyn Watcher) -> Result<(), Error> {
+        self.plan.check()?;
+        let mut verdicts = Vec::new();
+        for target in &self.plan.targets {
+            verdicts.push(guard::check(target, self.plan.writes(), &self.plan.destroy)?);
+        }
+        // What makes no job possible is found before anything is written.
+        for step in self.plan.steps() {
+            let (job, target) = (self.plan.fitted(step, None), &self.plan.targets[step.target]);
+            match (&target.disks[0], self.fio) {
+                (Place::NvmeTcp(uri), _) => drop(crate::generator::arguments(&job, uri)?),
+                (_, Some(fio)) => drop(fio.options(&job, target)?),
+                (_, None) => return Err(Error::FioMissing),
+            }
+        }
+        let records = self.store.records()?;
+        let mut done: Done =
+            records.iter().map(|r| (r.job.clone(), r.target.clone(), r.repetition)).collect();
+        let mut rounds = Rounds::default();
+        records.iter().for_each(|record| rounds.add(record));
+        for (target, verdicts) in self.plan.targets.iter().zip(&verdicts) {
+            self.prepare(target, verdicts, watcher)?;
+        }
+        self.store.environment(&environment::record(&self.plan.targets, self.fio))?;
+        for job in 0..self.plan.jobs.len() {
+            self.run_job(job, &mut done, &mut rounds, watcher)?;
+        }
+        Ok(())
+    }
+
+    fn run_job(
+        &self,
+        job: usize,
+        done: &mut Done,
+        rounds: &mut Rounds,
+        watcher: &mut dyn Watcher,
+    ) -> Result<(), Error> {
+        let least = self.plan.repetitions;
+        let most = if self.plan.steady_state { ROUNDS_MAX.max(least) } else { least };
+        for repetition in 0..most {
+            for step in self.plan.round(job, repetition) {
+                let key = self.key(step);
+                if done.contains(&key) {
+                    continue;
+                }
+                self.interrupt.check()?;
+                let what = format!("{} on {}, {} of {least}", key.0, key.1, repetition + 1);
+                watcher.begin(&what, self.remaining_s(step, done));
+                let record = self.measure(step, watcher)?;
+                self.store.append(&record)?;
+                watcher.done(&record);
+                rounds.add(&record);
+                done.insert(key);
+            }
+            if self.plan.steady_state
+                && self.all_steady(job, repetition, rounds, watcher)
+                && repetition + 1 >= least
+            {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn all_steady(
+        &self,
+        job: usize,
+        round: u32,
+        rounds: &Rounds,
+        watcher: &mut dyn Watcher,
+    ) -> bool {
+        let mut all = true;
+        for step in self.plan.round(job, round) {
+            let (job, target, _) = self.key(step);
+            let found = steady(&rounds.of(&job, &target));
+            watcher.steadiness(&target, &job, round + 1, found);
+            all &= found.is_some_and(|found| found.is_steady);
+        }
+        all
+    }
+
+    fn key(&self, step: Step) -> (String, String, u32) {
+        let (job, target) = (&self.plan.jobs[step.job], &self.plan.targets[step.target]);
+        (job.name.clone(), target.name.clone(), step.repetition)
+    }
+
+    fn remaining_s(&self, from: Step, done: &Done) -> f64 {
+        let steps = self.plan.steps();
+        let left =
+            steps.iter().filter(|step| step.job >= from.job && !done.contains(&self.key(**step)));
+        let planned: f64 = left.map(|step| self.plan.step_seconds(*step)).sum();
+        // Nobody knows how many rounds are added; this one is.
+        let is_added = from.repetition >= self.plan.repetitions;
+        planned + if is_added { self.plan.step_seconds(from) } else { 0.0 }
+    }
+
+    fn measure(&self, step: Step, watcher: &mut dyn Watcher) -> Result<Record, Error> {
+        let target = &self.plan.targets[step.target];
+        let size = target.disks[0].path().and_then(|path| os::size_of(path).ok());
+        let job = self.plan.fitted(step, size);
+        let started_unix_s = os::unix_seconds();
+        let mut tick = || watcher.tick();
+        let (measurement, raw, command, tool) = match (&target.disks[0], self.fio) {
+            (Place::NvmeTcp(uri), _) => {
+                let (results, command) =
+                    self.generator.measure(&job, uri, self.interrupt, &mut tick)?;
+                let raw = serde_json::to_string(&results).expect("results are always JSON");
+                (Measurement::of_load(&results), raw, command, "flagstone load".to_owned())
+            }
+            (_, Some(fio)) => {
+                let run = fio.measure(&job, target, self.interrupt, &mut tick)?;
+                let version = fio.version().to_owned();
+                (Measurement::of_fio(&run), run.raw, run.command, version)
+            }
+            (_, None) => return Err(Error::FioMissing),
+        };
+        let raw = self.store.raw(&job.name, step.target, step.repetition, &raw)?;
+        Ok(Record {
+            repetition: step.repetition,
+            started_unix_s,
+            tool,
+            command,
+            raw: Some(raw),
+            ..Record::new(&self.plan.suite, &job, target, measurement)
+        })
+    }
+
+    /// Makes files and fills what was never written.
+    fn prepare(
+        &self,
+        target: &Target,
+        verdicts: &[Verdict],
+        watcher: &mut dyn Watcher,
+    ) -> Result<(), Error> {
+        for (disk, verdict) in target.disks.iter().zip(verdicts) {
+            let Some(path) = disk.path() else {
+                watcher.note(&format!(
+                    "{disk}: a served volume is not filled: write all of it once before, as reads of \
+                     what was never written may not reach a disk"
+                ));
+                continue;
+            };
+            let one = Target { name: target.name.clone(), disks: vec![disk.clone()] };
+            let Some(fio) = self.fio else { return Err(Error::FioMissing) };
+            if *verdict == Verdict::Absent {
+                precondition::make(path, self.plan.file_bytes)?;
+            } else if !self.plan.precondition
+                || os::size_of(path).is_ok_and(|s| s > 0 && precondition::is_filled(path, s))
+            {
+                continue;
+            } else if !self.plan.writes() {
+                watcher.note(&format!(
+                    "{disk}: parts of it were never written or are zeroes, and reads of those may not \
+                     reach the disk: the results may be too good"
+                ));
+                continue;
+            }
+            let known = os::size_of(path).unwrap_or(0);
+            let size = if known == 0 { self.plan.file_bytes } else { known };
+            let all: f64 = self.plan.steps().iter().map(|step| self.plan.step_seconds(*step)).sum();
+            watcher.begin(&format!("filling {disk}"), all + size as f64 / FILL_BYTES_PER_S);
+            fio.fill(&one, Some(size), self.interrupt, &mut || watcher.tick())?;
+        }
+        Ok(())
+    }
+}
+
+/// IOPS by job and target, in the order of their rounds.
+#[derive(Default)]
+struct Rounds(std::collections::BTreeMap<(String, String), Vec<f64>>);
+
+impl Rounds {
+    fn add(&mut self, record: &Record) {
+        let key = (record.job.clone(), record.target.clone());
+        self.0.entry(key).or_default().push(record.iops);
+    }
+
+    fn of(&self, job: &str, target: &str) -> Vec<f64> {
+        self.0.get(&(job.to_owned(), target.to_owned())).cloned().unwrap_or_default()
+    }
+}

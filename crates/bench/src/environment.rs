@@ -1,0 +1,176 @@
+//! What a measurement was made on: without it, numbers are rumours. Nothing here names the machine
+//! or its user.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::os::read_text;
+use crate::target::{Place, Target};
+
+/// More than any file of sysfs or procfs that is read here.
+const FILE_BYTES: u64 = 4 << 20;
+
+/// A machine and what was used of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Environment {
+    /// Such as `Linux 6.1.0 x86_64`.
+    pub kernel: String,
+    /// The CPU's own name.
+    pub cpu_model: String,
+    /// How many this program may use.
+    pub cpus: usize,
+    /// Frequency governor, where there is one.
+    pub cpu_governor: Option<String>,
+    /// Memory, in bytes.
+    pub memory_bytes: u64,
+    /// Vendor and product of the machine, such as `Google Google Compute Engine`.
+    pub machine: Option<String>,
+    /// Such as `fio-3.33`.
+    pub fio: Option<String>,
+    /// I/O engine of jobs that name none.
+    pub engine: Option<String>,
+    /// Version of this program.
+    pub flagstone: String,
+    /// Each disk by its name in the target.
+    pub disks: BTreeMap<String, Disk>,
+}
+
+/// A disk, or the disk under a file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Disk {
+    /// `device`, `file` or `served`.
+    pub kind: String,
+    /// Of the device or file, in bytes.
+    pub size_bytes: Option<u64>,
+    /// The kernel's name of the block device.
+    pub device: Option<String>,
+    /// The disk's own name.
+    pub model: Option<String>,
+    /// File system of a file, with the options that it is mounted with.
+    pub mount: Option<String>,
+    /// Files of `queue/` in sysfs: scheduler, nr_requests and the like.
+    pub queue: BTreeMap<String, String>,
+}
+
+/// What of a disk's queue costs or brings performance.
+const QUEUE: [&str; 9] = [
+    "scheduler",
+    "nr_requests",
+    "read_ahead_kb",
+    "rotational",
+    "write_cache",
+    "logical_block_size",
+    "max_sectors_kb",
+    "nomerges",
+    "wbt_lat_usec",
+];
+
+fn text(path: impl AsRef<Path>) -> Option<String> {
+    let text = read_text(path.as_ref(), FILE_BYTES).ok()?;
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// Looks at this machine and the targets' disks.
+pub fn record(targets: &[Target], fio: Option<&crate::fio::Fio>) -> Environment {
+    let uname = rustix::system::uname();
+    let word = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+    let info = text("/proc/cpuinfo").unwrap_or_default();
+    let memory = text("/proc/meminfo").unwrap_or_default();
+    let dmi = |name: &str| text(Path::new("/sys/class/dmi/id").join(name));
+    let machine: Vec<_> = ["sys_vendor", "product_name"].into_iter().filter_map(dmi).collect();
+    let disks = targets.iter().flat_map(|target| &target.disks);
+    Environment {
+        kernel: [uname.sysname(), uname.release(), uname.machine()].map(word).join(" "),
+        cpu_model: field(&info, "model name").unwrap_or_default(),
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        cpu_governor: text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        memory_bytes: field(&memory, "MemTotal")
+            .and_then(|value| value.split(' ').next()?.parse::<u64>().ok())
+            .map_or(0, |kib| kib.saturating_mul(1024)),
+        machine: (!machine.is_empty()).then(|| machine.join(" ")),
+        fio: fio.map(|fio| fio.version().to_owned()),
+        engine: fio.map(|fio| fio.engine().to_owned()),
+        flagstone: env!("CARGO_PKG_VERSION").to_owned(),
+        disks: disks.map(|place| (place.to_string(), disk(place))).collect(),
+    }
+}
+
+fn field(text: &str, name: &str) -> Option<String> {
+    let of = |line: &str| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim().to_owned())
+    };
+    text.lines().find_map(of)
+}
+
+fn disk(place: &Place) -> Disk {
+    let served = || Disk { kind: "served".to_owned(), ..Disk::default() };
+    let Some(path) = place.path() else { return served() };
+    let Ok(metadata) = std::fs::metadata(path) else {
+        return Disk { kind: "file".to_owned(), ..Disk::default() };
+    };
+    let is_device = metadata.file_type().is_block_device();
+    let number = if is_device { metadata.rdev() } else { metadata.dev() };
+    let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+    let sysfs = whole_disk(&format!("/sys/dev/block/{number}"));
+    let mut disk = Disk {
+        kind: if is_device { "device" } else { "file" }.to_owned(),
+        size_bytes: crate::os::size_of(path).ok(),
+        mount: if is_device { None } else { mount_of(&number) },
+        ..Disk::default()
+    };
+    if let Some(sysfs) = sysfs {
+        disk.device = sysfs.file_name().map(|name| name.to_string_lossy().into_owned());
+        disk.model = text(sysfs.join("device/model"));
+        for name in QUEUE {
+            if let Some(value) = text(sysfs.join("queue").join(name)) {
+                disk.queue.insert(name.to_owned(), value);
+            }
+        }
+    }
+    disk
+}
+
+/// The directory of the whole disk: a partition's is inside of it.
+fn whole_disk(path: &str) -> Option<PathBuf> {
+    let real = std::fs::canonicalize(path).ok()?;
+    if real.join("partition").exists() { real.parent().map(Path::to_owned) } else { Some(real) }
+}
+
+fn mount_of(number: &str) -> Option<String> {
+    let mounts = text("/proc/self/mountinfo")?;
+    let of = |line: &str| {
+        let (first, second) = line.split_once(" - ")?;
+        let mut fields = first.split(' ').skip(2);
+        if fields.next()? != number {
+            return None;
+        }
+        let options = fields.nth(2)?;
+        Some(format!("{} {options}", second.split(' ').next()?))
+    };
+    mounts.lines().find_map(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [0; 1000]).unwrap();
+        let target: Target = file.path().to_str().unwrap().parse().unwrap();
+        let served: Target = "nbd://h/e".parse().unwrap();
+        let found = record(&[target, served], None);
+        assert!(found.kernel.starts_with("Linux ") && found.cpus > 0 && found.memory_bytes > 0);
+        assert_eq!(found.disks["nbd://h/e"].kind, "served");
+        let disk = &found.disks[file.path().to_str().unwrap()];
+        assert_eq!((disk.kind.as_str(), disk.size_bytes), ("file", Some(1000)));
+        let text = serde_json::to_string(&found).unwrap();
+        assert_eq!(serde_json::from_str::<Environment>(&text).unwrap(), found);
+    }
+}

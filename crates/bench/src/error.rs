@@ -1,0 +1,117 @@
+//! What can go wrong, and what the user can do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+/// An error of a benchmark.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The request makes no sense; nothing was done.
+    #[error("{0}")]
+    Usage(String),
+    /// There is no fio.
+    #[error(
+        "there is no fio here: install it (apt install fio, dnf install fio, zypper install fio), \
+         or name it with FIO=/path/to/fio"
+    )]
+    FioMissing,
+    /// fio is older than what is needed.
+    #[error(
+        "{found} is too old: {needed} or newer is needed; install a newer fio, or name one with FIO=/path/to/fio"
+    )]
+    FioTooOld {
+        /// What it calls itself.
+        found: String,
+        /// The oldest that will do.
+        needed: &'static str,
+    },
+    /// fio ended with an error.
+    #[error("fio failed ({status}) at: {command}\n{said}")]
+    FioFailed {
+        /// How it ended.
+        status: String,
+        /// What was run.
+        command: String,
+        /// What it said.
+        said: String,
+    },
+    /// What fio printed is not what it should be.
+    #[error("cannot read what fio printed: {detail}\nat: {command}\n{said}")]
+    FioOutput {
+        /// What is wrong with it.
+        detail: String,
+        /// What was run.
+        command: String,
+        /// What it said beside.
+        said: String,
+    },
+    /// Flagstone's own load generator failed.
+    #[error("flagstone load failed ({status}) at: {command}\n{said}")]
+    LoadFailed {
+        /// How it ended.
+        status: String,
+        /// What was run.
+        command: String,
+        /// What it said.
+        said: String,
+    },
+    /// A target whose data would be destroyed.
+    #[error("{target} is not written to: {found}\n{remedy}")]
+    Guarded {
+        /// As it was named.
+        target: String,
+        /// What is on it.
+        found: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A file that cannot be read or written.
+    #[error("{what} {}: {cause}", path.display())]
+    File {
+        /// What was tried.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why it failed.
+        cause: io::Error,
+    },
+    /// A results file with something else in it.
+    #[error("{}:{line}: {detail}", path.display())]
+    Results {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// What is wrong.
+        detail: String,
+    },
+    /// The system refused something.
+    #[error("{what}: {cause}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        cause: io::Error,
+    },
+    /// The user wants to stop.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Error {
+    /// A mistake in the request.
+    pub fn usage(text: impl Into<String>) -> Error {
+        Error::Usage(text.into())
+    }
+
+    /// For `map_err` of an operation on a file.
+    pub fn file(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
+        let path = path.into();
+        move |cause| Error::File { what, path, cause }
+    }
+
+    /// For `map_err` of another operation.
+    pub fn system(what: &'static str) -> impl FnOnce(io::Error) -> Error {
+        move |cause| Error::System { what, cause }
+    }
+}

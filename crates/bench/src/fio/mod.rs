@@ -1,0 +1,8 @@
+//! fio: what it is asked, how it is run, and what it says.
+
+pub mod arguments;
+pub mod output;
+pub mod program;
+pub mod series;
+
+pub use program::Fio;

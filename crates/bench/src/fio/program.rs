@@ -1,0 +1,273 @@
+//! The fio of this machine: found, checked, run.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::cpu::{CpuUse, Snapshot};
+use crate::error::Error;
+use crate::fio::arguments::{self, Logs, Options};
+use crate::fio::output::{self, Output};
+use crate::fio::series::{self, Series};
+use crate::job::Job;
+use crate::limits::{FIO_OUTPUT_BYTES, FIO_SAID_BYTES};
+use crate::os::{self, Ended, Interrupt, Stopwatch};
+use crate::target::Target;
+
+/// The oldest fio that has all the options used: Debian's of 2019.
+const OLDEST: (u32, u32) = (3, 12);
+/// How it is called in messages.
+const OLDEST_NAME: &str = "fio-3.12";
+/// Points of the time series that are asked for.
+const SERIES_AIM: u64 = 200;
+/// Shortest interval of the time series, in ms.
+const INTERVAL_LEAST_MS: u64 = 100;
+
+/// A fio that can be run.
+#[derive(Clone, Debug)]
+pub struct Fio {
+    program: PathBuf,
+    version: String,
+    engine: String,
+}
+
+/// All that came of one run.
+#[derive(Clone, Debug)]
+pub struct FioRun {
+    /// What fio printed.
+    pub output: Output,
+    /// As it was printed.
+    pub raw: String,
+    /// IOPS over time: of all threads if they are reported together, else of each.
+    pub series: Vec<Series>,
+    /// Of each CPU of this machine while it was measured.
+    pub cpus: Vec<CpuUse>,
+    /// As one would type it.
+    pub command: String,
+}
+
+impl Fio {
+    /// The fio that the environment names with `FIO`, or that is on the path.
+    ///
+    /// # Errors
+    /// [`Error::FioMissing`], [`Error::FioTooOld`], or that it fails.
+    pub fn find(interrupt: &Interrupt) -> Result<Fio, Error> {
+        let program = std::env::var_os("FIO").filter(|name| !name.is_empty());
+        Fio::at(program.map_or_else(|| PathBuf::from("fio"), PathBuf::from), interrupt)
+    }
+
+    /// This fio.
+    ///
+    /// # Errors
+    /// As [`Fio::find`].
+    pub fn at(program: PathBuf, interrupt: &Interrupt) -> Result<Fio, Error> {
+        let mut fio = Fio { program, version: String::new(), engine: String::new() };
+        let ended = fio.ended(&["--version".to_owned()], interrupt, &mut || {}).map_err(
+            |error| match error {
+                Error::System { what: "cannot start a program", .. } => Error::FioMissing,
+                other => other,
+            },
+        )?;
+        fio.version = ended.output.trim().to_owned();
+        let old = || Error::FioTooOld { found: fio.version.clone(), needed: OLDEST_NAME };
+        if !ended.status.success() {
+            return Err(fio.failed(&ended, "fio --version".to_owned()));
+        }
+        if version(&fio.version).ok_or_else(old)? < OLDEST {
+            return Err(old());
+        }
+        fio.engine = fio.best_engine(interrupt)?;
+        Ok(fio)
+    }
+
+    /// Such as `fio-3.33`.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// The I/O engine for jobs that name none: `io_uring`, or `libaio` where that is forbidden.
+    pub fn engine(&self) -> &str {
+        &self.engine
+    }
+
+    fn best_engine(&self, interrupt: &Interrupt) -> Result<String, Error> {
+        for engine in ["io_uring", "libaio"] {
+            let options = ["name=probe", "filename=/dev/zero", "rw=read", "bs=4k", "size=4k"];
+            let mut arguments: Vec<String> = options.iter().map(|o| format!("--{o}")).collect();
+            arguments.push(format!("--ioengine={engine}"));
+            if self.ended(&arguments, interrupt, &mut || {})?.status.success() {
+                return Ok(engine.to_owned());
+            }
+        }
+        Ok("psync".to_owned())
+    }
+
+    fn ended(
+        &self,
+        arguments: &[String],
+        interrupt: &Interrupt,
+        tick: &mut dyn FnMut(),
+    ) -> Result<Ended, Error> {
+        os::run(Command::new(&self.program).args(arguments), FIO_OUTPUT_BYTES, interrupt, tick)
+    }
+
+    fn failed(&self, ended: &Ended, command: String) -> Error {
+        let mut said = ended.said(FIO_SAID_BYTES);
+        if said.contains("Invalid argument") && command.contains("--direct=1") {
+            said += "\n(the file system may have no direct I/O, or not for such small blocks)";
+        }
+        Error::FioFailed { status: ended.status.to_string(), command, said }
+    }
+
+    /// What [`Fio::measure`] would run.
+    ///
+    /// # Errors
+    /// What fio cannot do.
+    pub fn options(&self, job: &Job, target: &Target) -> Result<Options, Error> {
+        arguments::options(job, target, &self.engine, None)
+    }
+
+    /// Measures one job.
+    ///
+    /// # Errors
+    /// fio's failure with its own words, [`Error::FioOutput`], [`Error::Interrupted`].
+    pub fn measure(
+        &self,
+        job: &Job,
+        target: &Target,
+        interrupt: &Interrupt,
+        tick: &mut dyn FnMut(),
+    ) -> Result<FioRun, Error> {
+        let logs =
+            tempfile::tempdir().map_err(Error::system("cannot make a directory for logs"))?;
+        let prefix = logs.path().join("log");
+        let suited = (job.runtime_ms / SERIES_AIM).max(INTERVAL_LEAST_MS);
+        let interval_ms = job.interval_ms.unwrap_or(suited);
+        let wanted = Logs { prefix: &prefix, interval_ms };
+        let options = arguments::options(job, target, &self.engine, Some(wanted))?;
+        let command = arguments::options(job, target, &self.engine, None)?.command();
+        let watch = Stopwatch::start();
+        let ramp_s = job.ramp_ms as f64 / 1e3;
+        let mut begun = (job.ramp_ms == 0).then(Snapshot::take);
+        let ended = self.ended(&options.arguments(), interrupt, &mut || {
+            if begun.is_none() && watch.seconds() >= ramp_s {
+                begun = Some(Snapshot::take());
+            }
+            tick();
+        })?;
+        let cpus = begun.map(|begun| Snapshot::take().since(&begun)).unwrap_or_default();
+        if !ended.status.success() {
+            return Err(self.failed(&ended, command));
+        }
+        let said = ended.errors.chars().take(FIO_SAID_BYTES).collect();
+        let output = match output::parse(&ended.output) {
+            Ok(output) => output,
+            Err(detail) => return Err(Error::FioOutput { detail, command, said }),
+        };
+        if let Some(job) = output.jobs.iter().find(|job| job.error != 0) {
+            let detail = format!("job {} ended with error {}", job.name, job.error);
+            return Err(Error::FioOutput { detail, command, said });
+        }
+        let series = self.series(job, &output, logs.path(), interval_ms);
+        Ok(FioRun { output, raw: ended.output, series, cpus, command })
+    }
+
+    fn series(&self, job: &Job, output: &Output, logs: &Path, interval_ms: u64) -> Vec<Series> {
+        let read = |name: String| series::read(&logs.join(name), interval_ms, job.runtime_ms);
+        if job.per_thread {
+            (1..=output.jobs.len()).map(|n| read(format!("log_iops.{n}.log"))).collect()
+        } else {
+            vec![read("log_iops.log".to_owned())]
+        }
+    }
+
+    /// Writes a range of a target with data that no disk can compress: `job` says the range.
+    ///
+    /// # Errors
+    /// As [`Fio::measure`].
+    pub fn fill(
+        &self,
+        target: &Target,
+        size_bytes: Option<u64>,
+        interrupt: &Interrupt,
+        tick: &mut dyn FnMut(),
+    ) -> Result<String, Error> {
+        let mut job = Job { name: "fill".to_owned(), ..Job::default() };
+        job.pattern = crate::job::Pattern::Write;
+        job.block_bytes = FILL_BLOCK_BYTES;
+        job.depth = 8;
+        job.buffers = crate::job::Buffers::Random;
+        job.size_bytes = size_bytes;
+        job.direct = false;
+        job.extra = vec![("end_fsync".to_owned(), "1".to_owned())];
+        let mut options = arguments::options(&job, target, &self.engine, None)?;
+        // Once from the beginning to the end, however long that takes.
+        options
+            .global
+            .retain(|(key, _)| !["time_based", "runtime", "ramp_time"].contains(&key.as_str()));
+        let command = options.command();
+        let ended = self.ended(&options.arguments(), interrupt, tick)?;
+        if ended.status.success() { Ok(command) } else { Err(self.failed(&ended, command)) }
+    }
+}
+
+/// Bytes of one request of a fill.
+const FILL_BLOCK_BYTES: u64 = 1 << 20;
+
+/// `fio-3.33-12-gabcd` is (3, 33).
+fn version(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.strip_prefix("fio-")?.split(|c: char| !c.is_ascii_digit());
+    let major = parts.next()?.parse().ok()?;
+    let minor = parts.next().map_or(Some(0), |part| part.parse().ok())?;
+    Some((major, minor))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn versions() {
+        assert_eq!(version("fio-3.33"), Some((3, 33)));
+        assert_eq!(version("fio-3.41-12-gabcd"), Some((3, 41)));
+        assert_eq!(version("fio-2.2.10"), Some((2, 2)));
+        assert_eq!(version("bash: fio"), None);
+        assert!(version("fio-3.9").unwrap() < OLDEST);
+    }
+
+    fn fake(script: &str) -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("fio");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        (directory, path)
+    }
+
+    #[test]
+    fn a_missing_or_old_fio_says_what_to_install() {
+        let never = Interrupt::never();
+        let missing = Fio::at("/no/such/fio".into(), &never).unwrap_err().to_string();
+        assert!(missing.contains("apt install fio"), "{missing}");
+        let (_directory, path) = fake("echo fio-2.16");
+        let old = Fio::at(path, &never).unwrap_err().to_string();
+        assert!(old.contains("fio-2.16 is too old: fio-3.12"), "{old}");
+    }
+
+    #[test]
+    fn a_fio_that_fails_or_prints_rubbish_is_quoted() {
+        let never = Interrupt::never();
+        let body = r#"case "$*" in *--version*) echo fio-3.33;; *probe*) exit 0;;
+            *name=bad*) echo '{"fio version": "x", "jobs": ['; echo oh dear >&2;;
+            *) echo fio: no space >&2; exit 1;; esac"#;
+        let (_directory, path) = fake(body);
+        let fio = Fio::at(path, &never).unwrap();
+        assert_eq!((fio.version(), fio.engine()), ("fio-3.33", "io_uring"));
+        let target: Target = "/x".parse().unwrap();
+        let failed = fio.measure(&Job::default(), &target, &never, &mut || {}).unwrap_err();
+        assert!(failed.to_string().contains("fio: no space"), "{failed}");
+        let bad = Job { name: "bad".to_owned(), ..Job::default() };
+        let broken = fio.measure(&bad, &target, &never, &mut || {}).unwrap_err().to_string();
+        assert!(broken.contains("ends in the middle") && broken.contains("oh dear"), "{broken}");
+    }
+}

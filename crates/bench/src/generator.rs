@@ -1,0 +1,134 @@
+//! Our own load generator, for served volumes that the kernel has not attached: `flagstone load`
+//! as a program of its own, so that its CPU time and its memory are its own.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use flagstone_load::results::{Outcome, Results};
+
+use crate::error::Error;
+use crate::fio::arguments::shell;
+use crate::job::{Buffers, Job};
+use crate::limits::{FIO_OUTPUT_BYTES, FIO_SAID_BYTES};
+use crate::os::{self, Interrupt};
+
+/// The program that has the generator.
+#[derive(Clone, Debug)]
+pub struct Generator {
+    /// Where it is.
+    pub program: PathBuf,
+}
+
+/// What `flagstone` is called with.
+///
+/// # Errors
+/// What the generator cannot do, by name.
+pub fn arguments(job: &Job, uri: &str) -> Result<Vec<String>, Error> {
+    job.check().map_err(Error::Usage)?;
+    let refused = |what: &str| {
+        Err(Error::Usage(format!(
+            "job {}: our own generator has no {what}; attach {uri} with nvme connect and name the device",
+            job.name
+        )))
+    };
+    if let Some((key, _)) = job.extra.first() {
+        return refused(&format!("`{key}` of fio"));
+    }
+    if job.offset_increment_bytes > 0 {
+        return refused("offset_increment");
+    }
+    if !matches!(job.buffers, Buffers::Scrambled | Buffers::Random) {
+        return refused("such buffers");
+    }
+    let mut words: Vec<String> = ["load", uri, "--json", "--rw"].map(str::to_owned).into();
+    words.push(job.pattern.name().to_owned());
+    let mut add = |key: &str, value: String| words.extend([key.to_owned(), value]);
+    add("--bs", job.block_bytes.to_string());
+    add("--depth", job.depth.to_string());
+    add("--threads", job.threads.to_string());
+    add("--time", format!("{}ms", job.runtime_ms));
+    if job.ramp_ms > 0 {
+        add("--ramp", format!("{}ms", job.ramp_ms));
+    }
+    if job.pattern.is_mixed() {
+        add("--read-percent", (100 - job.write_percent).to_string());
+    }
+    if job.offset_bytes > 0 {
+        add("--offset", job.offset_bytes.to_string());
+    }
+    if let Some(size) = job.size_bytes {
+        add("--size", size.to_string());
+    }
+    if let Some(seed) = job.seed {
+        add("--seed", seed.to_string());
+    }
+    if let Some(rate) = job.rate_iops {
+        add("--rate", rate.saturating_mul(job.threads.into()).to_string());
+    }
+    if job.sync {
+        words.push("--fua".to_owned());
+    }
+    Ok(words)
+}
+
+impl Generator {
+    /// Measures one job; gives the results and the command.
+    ///
+    /// # Errors
+    /// [`Error::LoadFailed`] with what it said, or [`Error::Interrupted`].
+    pub fn measure(
+        &self,
+        job: &Job,
+        uri: &str,
+        interrupt: &Interrupt,
+        tick: &mut dyn FnMut(),
+    ) -> Result<(Results, String), Error> {
+        let words = arguments(job, uri)?;
+        let command = shell("flagstone", &words);
+        let mut program = Command::new(&self.program);
+        let ended = os::run(program.args(&words), FIO_OUTPUT_BYTES, interrupt, tick)?;
+        let failed = |said: String| Error::LoadFailed {
+            status: ended.status.to_string(),
+            command: command.clone(),
+            said,
+        };
+        if !ended.status.success() {
+            return Err(failed(ended.said(FIO_SAID_BYTES)));
+        }
+        let results: Results = serde_json::from_str(&ended.output)
+            .map_err(|error| failed(format!("its results cannot be read: {error}")))?;
+        if results.outcome != Outcome::Complete {
+            return Err(failed(format!("it ended as {:?}", results.outcome)));
+        }
+        Ok((results, command))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Pattern;
+
+    #[test]
+    fn a_job_for_our_own_generator() {
+        let job = Job {
+            pattern: Pattern::RandRw,
+            write_percent: 30,
+            depth: 8,
+            threads: 2,
+            rate_iops: Some(10),
+            sync: true,
+            seed: Some(3),
+            ..Job::default()
+        };
+        let words = arguments(&job, "nvme-tcp://h/n").unwrap().join(" ");
+        assert_eq!(
+            words,
+            "load nvme-tcp://h/n --json --rw randrw --bs 4096 --depth 8 --threads 2 --time 10000ms \
+             --ramp 2000ms --read-percent 70 --seed 3 --rate 20 --fua"
+        );
+        let extra = vec![("prio".to_owned(), "7".to_owned())];
+        let error = arguments(&Job { extra, ..job }, "nvme-tcp://h/n").unwrap_err().to_string();
+        assert!(error.contains("`prio`") && error.contains("nvme connect"), "{error}");
+    }
+}

@@ -1,0 +1,187 @@
+//! Nothing is destroyed by surprise: every target is looked at before anything writes to it.
+//!
+//! What is in use (mounted, swap, a part of another device) is never written to. What holds data
+//! is written to only if the user named it once more. A file is free if this program made it, which
+//! a note beside it says ([`marker`]), and if it is still the same file.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use flagstone_host::inspect::{Target as Kind, Use};
+use flagstone_host::{DeviceUse, inspect};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::target::{Place, Target};
+
+/// What the note beside a file says of it.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Marker {
+    made_by: String,
+    device: u64,
+    inode: u64,
+}
+
+/// Who made it.
+const MADE_BY: &str = "flagstone bench";
+/// More than a note ever has.
+const MARKER_BYTES: u64 = 4096;
+
+/// Where the note of a file is.
+pub fn marker(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".flagstone-bench");
+    PathBuf::from(name)
+}
+
+/// Notes that a file was made here.
+///
+/// # Errors
+/// The system's.
+pub fn mark(path: &Path) -> Result<(), Error> {
+    let metadata = fs::metadata(path).map_err(Error::file("cannot look at", path))?;
+    let note =
+        Marker { made_by: MADE_BY.to_owned(), device: metadata.dev(), inode: metadata.ino() };
+    let text = serde_json::to_string(&note).expect("a note is always JSON") + "\n";
+    let beside = marker(path);
+    fs::write(&beside, text).map_err(Error::file("cannot write", beside))
+}
+
+/// Whether this very file was made here.
+pub fn is_ours(path: &Path) -> bool {
+    let Ok(text) = crate::os::read_text(&marker(path), MARKER_BYTES) else { return false };
+    let Ok(note) = serde_json::from_str::<Marker>(&text) else { return false };
+    let same = |m: fs::Metadata| (m.dev(), m.ino()) == (note.device, note.inode);
+    note.made_by == MADE_BY && fs::metadata(path).is_ok_and(same)
+}
+
+/// What may be done with a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is not there yet: a file to be made.
+    Absent,
+    /// It may be written to.
+    Free,
+}
+
+/// Judges all disks of a target before anything is run. `destroy` are the targets that the user
+/// named once more, each exactly as the disk is written.
+///
+/// # Errors
+/// [`Error::Guarded`] with what was found.
+pub fn check(target: &Target, writes: bool, destroy: &[String]) -> Result<Vec<Verdict>, Error> {
+    target.disks.iter().map(|disk| judge(disk, writes, destroy)).collect()
+}
+
+fn judge(disk: &Place, writes: bool, destroy: &[String]) -> Result<Verdict, Error> {
+    let name = disk.to_string();
+    let agreed = destroy.contains(&name);
+    let refused =
+        |found: String, remedy: String| Err(Error::Guarded { target: name.clone(), found, remedy });
+    let Some(path) = disk.path() else {
+        if writes && !agreed {
+            let remedy = format!("if its data may be destroyed, say --destroy-data={name}");
+            return refused("a served volume cannot be looked into from here".to_owned(), remedy);
+        }
+        return Ok(Verdict::Free);
+    };
+    let found = match inspect(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.starts_with("/dev") => {
+            return Ok(Verdict::Absent);
+        }
+        Err(error) => return refused(error.to_string(), "nothing was done".to_owned()),
+    };
+    if found.target == Kind::Other {
+        return refused(
+            "it is neither a block device nor a regular file".to_owned(),
+            "name a device or a file".to_owned(),
+        );
+    }
+    if !writes {
+        return Ok(Verdict::Free);
+    }
+    if let Some(use_) = found.uses.iter().find(|use_| is_in_progress(use_)) {
+        return refused(
+            use_.to_string(),
+            "free it first: what is in use is never written to".to_owned(),
+        );
+    }
+    match holds(&found) {
+        Some(what) if !agreed => {
+            refused(what, format!("if its data may be destroyed, say --destroy-data={name}"))
+        }
+        _ => Ok(Verdict::Free),
+    }
+}
+
+fn is_in_progress(use_: &Use) -> bool {
+    !matches!(use_, Use::Partitions { .. } | Use::Signature { .. })
+}
+
+/// What would be lost.
+fn holds(found: &DeviceUse) -> Option<String> {
+    match found.target {
+        Kind::File { .. } if is_ours(&found.path) => None,
+        Kind::File { size_bytes } if size_bytes > 0 => {
+            let mut all = vec![format!("a file of {size_bytes} bytes that bench did not make")];
+            all.extend(found.reasons());
+            Some(all.join("; "))
+        }
+        _ if found.is_free() => None,
+        _ => Some(found.reasons().join("; ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(path: &Path, writes: bool, destroy: &[String]) -> Result<Verdict, Error> {
+        judge(&Place::Path(path.to_owned()), writes, destroy)
+    }
+
+    #[test]
+    fn a_file_that_bench_did_not_make_is_refused_until_it_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("precious");
+        assert_eq!(judged(&path, true, &[]).unwrap(), Verdict::Absent);
+        fs::write(&path, "data").unwrap();
+        let error = judged(&path, true, &[]).unwrap_err().to_string();
+        assert!(
+            error.contains("bench did not make") && error.contains("--destroy-data="),
+            "{error}"
+        );
+        assert!(judged(&path, true, &["precious".to_owned()]).is_err(), "not the exact name");
+        assert_eq!(judged(&path, true, &[path.display().to_string()]).unwrap(), Verdict::Free);
+        assert_eq!(judged(&path, false, &[]).unwrap(), Verdict::Free, "reads destroy nothing");
+    }
+
+    #[test]
+    fn a_note_is_of_one_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ours");
+        fs::write(&path, "data").unwrap();
+        mark(&path).unwrap();
+        assert_eq!(judged(&path, true, &[]).unwrap(), Verdict::Free);
+        // Another file of that name, while the first still has its inode.
+        let other = directory.path().join("other");
+        fs::write(&other, "precious").unwrap();
+        fs::rename(&path, directory.path().join("kept")).unwrap();
+        fs::rename(&other, &path).unwrap();
+        assert!(judged(&path, true, &[]).is_err());
+    }
+
+    #[test]
+    fn directories_devices_that_are_missing_and_served_volumes() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(judged(directory.path(), false, &[]).is_err());
+        assert!(judged(Path::new("/dev/no-such-device"), true, &[]).is_err(), "no file in /dev");
+        assert!(judged(Path::new("/dev/null"), false, &[]).is_err());
+        let served = Place::Nbd("nbd://h/e".to_owned());
+        assert!(judge(&served, true, &[]).is_err() && judge(&served, false, &[]).is_ok());
+        assert!(judge(&served, true, &["nbd://h/e".to_owned()]).is_ok());
+    }
+}

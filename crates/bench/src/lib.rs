@@ -1,0 +1,37 @@
+//! Measuring block storage with fio: what to measure, making it right, and what it means.
+//!
+//! What it promises:
+//! - data is never destroyed by surprise ([`guard`]);
+//! - what is measured is kept as soon as it is measured, and a run that was interrupted goes on
+//!   where it stopped ([`results`], [`campaign`]);
+//! - what fio, files and users say is checked and bounded, and what goes wrong is told with what to
+//!   do ([`error`]);
+//! - noise is shown, and a difference is claimed only where there is one ([`stats`], [`compare`]).
+//!
+//! Read in this order: [`job`] and [`target`] (what to measure on what), [`suite`] (jobs as data),
+//! [`fio`] (the command line, the program, its output), [`measurement`], [`campaign`], [`results`],
+//! [`compare`]. [`diskspd`] does another program's command lines. [`os`] is the edge where other programs are run.
+
+pub mod campaign;
+pub mod compare;
+pub mod cpu;
+pub mod diskspd;
+pub mod environment;
+pub mod error;
+pub mod fio;
+pub mod generator;
+pub mod guard;
+pub mod histogram;
+pub mod job;
+pub mod limits;
+pub mod measurement;
+pub mod os;
+pub mod precondition;
+pub mod results;
+pub mod stats;
+pub mod suite;
+pub mod table;
+pub mod target;
+pub mod units;
+
+pub use error::Error;

@@ -1,0 +1,41 @@
+//! Every bound of this crate.
+
+/// Bytes of fio's output that are read. json+ of one job with full histograms is at most
+/// 3 directions x 3 latencies x 1,856 bins x some 30 bytes = 0.5 MB; 64 MiB holds 128 such jobs,
+/// or thousands of ordinary ones. More is refused.
+pub const FIO_OUTPUT_BYTES: u64 = 64 << 20;
+/// Jobs in one output of fio.
+pub const FIO_JOBS: usize = 4096;
+/// Bins of one histogram: fio has 29 groups of 64.
+pub const HISTOGRAM_BINS: usize = 1 << 16;
+/// Bytes of what a failed fio said that are kept.
+pub const FIO_SAID_BYTES: usize = 4000;
+/// Bytes of one interval log of fio: 100 M of them would be a week at 10 ms.
+pub const FIO_LOG_BYTES: u64 = 64 << 20;
+/// Points of a time series that are kept; a longer one is averaged to fit.
+pub const SERIES_POINTS: usize = 600;
+/// Bytes of a suite's file.
+pub const SUITE_BYTES: u64 = 1 << 20;
+/// Jobs of a suite, when its lists are multiplied out.
+pub const SUITE_JOBS: usize = 1000;
+/// Bytes of one line of a results file.
+pub const RESULT_LINE_BYTES: usize = 4 << 20;
+/// Bytes of one results file: 10,000 measurements of some 20 kB.
+pub const RESULTS_BYTES: u64 = 256 << 20;
+/// Targets of one campaign.
+pub const TARGETS: usize = 64;
+/// Disks that one target joins.
+pub const DISKS: usize = 128;
+/// Resamples of a bootstrap: the 2.5 % tail is then 250 samples, known to about 6 %.
+pub const RESAMPLES: usize = 10_000;
+/// Above this many arrangements Mann-Whitney's U is judged by the normal approximation: the exact
+/// count takes `n x m x (n x m)` steps.
+pub const EXACT_PAIRS: usize = 2500;
+/// Repetitions and rounds of a campaign.
+pub const REPETITIONS: u32 = 1000;
+/// Threads of one job, and I/Os in flight of each: fio's own tables end far above.
+pub const THREADS: u32 = 4096;
+/// See [`THREADS`].
+pub const DEPTH: u32 = 65_536;
+/// Bytes of one request: diskspd's and NVMe's own limits are below.
+pub const BLOCK_BYTES: u64 = u32::MAX as u64;

@@ -1,0 +1,303 @@
+//! What was measured, whoever measured it.
+
+use std::collections::BTreeMap;
+
+use flagstone_load::results::{OpKind, OperationResults, Results};
+use serde::{Deserialize, Serialize};
+
+use crate::cpu::CpuUse;
+use crate::fio::output::{Latency, Output};
+use crate::fio::program::FioRun;
+use crate::fio::series::Series;
+use crate::histogram::Histogram;
+use crate::limits::SERIES_POINTS;
+
+/// The percentiles that are kept, with their names.
+pub const PERCENTILES: [(&str, f64); 12] = [
+    ("1", 1.0),
+    ("5", 5.0),
+    ("10", 10.0),
+    ("25", 25.0),
+    ("50", 50.0),
+    ("75", 75.0),
+    ("90", 90.0),
+    ("95", 95.0),
+    ("99", 99.0),
+    ("99.9", 99.9),
+    ("99.99", 99.99),
+    ("99.999", 99.999),
+];
+
+/// One direction, or both.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Side {
+    /// Requests that were measured.
+    pub ios: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Requests a second.
+    pub iops: f64,
+    /// Bytes a second.
+    pub bytes_per_s: f64,
+    /// Mean latency, in µs.
+    pub latency_mean_us: f64,
+    /// Its standard deviation, in µs.
+    pub latency_stddev_us: f64,
+    /// The least, in µs.
+    pub latency_min_us: f64,
+    /// The greatest, in µs.
+    pub latency_max_us: f64,
+    /// Percentiles in µs by their names in [`PERCENTILES`], those that are known.
+    pub percentiles_us: BTreeMap<String, f64>,
+}
+
+impl Side {
+    /// 10^6 bytes a second.
+    pub fn mb_per_s(&self) -> f64 {
+        self.bytes_per_s / 1e6
+    }
+
+    /// A percentile in µs.
+    pub fn percentile_us(&self, name: &str) -> Option<f64> {
+        self.percentiles_us.get(name).copied()
+    }
+
+    fn of_load(results: &OperationResults) -> Side {
+        let latency = &results.latency_us;
+        let percentiles = latency.percentiles();
+        Side {
+            ios: results.ios,
+            bytes: results.bytes,
+            iops: results.iops,
+            bytes_per_s: results.mb_per_s * 1e6,
+            latency_mean_us: latency.mean,
+            latency_stddev_us: latency.stddev,
+            latency_min_us: latency.min,
+            latency_max_us: latency.max,
+            percentiles_us: percentiles.map(|(name, us)| (name.to_owned(), us)).into(),
+        }
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// Reads and writes together.
+    pub total: Side,
+    /// Reads.
+    pub read: Side,
+    /// Writes.
+    pub write: Side,
+    /// Length of an interval of [`Measurement::series_iops`], in ms.
+    pub series_interval_ms: u64,
+    /// IOPS over time, reads and writes together.
+    pub series_iops: Vec<f64>,
+    /// How busy this machine's CPUs were, on average.
+    pub cpu: Option<CpuUse>,
+    /// CPU time of the generator for a request, in µs.
+    pub cpu_us_per_io: Option<f64>,
+}
+
+/// Latencies of several jobs, or of both directions, as one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LatencySum {
+    weight: f64,
+    mean_ns: f64,
+    squares_ns: f64,
+    min_ns: Option<f64>,
+    max_ns: f64,
+    bins: Histogram,
+    printed: Option<Vec<(f64, f64)>>,
+}
+
+impl LatencySum {
+    /// Adds latencies; `ios` is how many, if they do not say.
+    pub(crate) fn add(&mut self, latency: &Latency, ios: u64) {
+        let weight = if latency.count > 0 { latency.count } else { ios } as f64;
+        if weight == 0.0 || latency.max == 0.0 {
+            return;
+        }
+        // Mean and variance of both parts together (Chan, Golub, LeVeque, 1979).
+        let (total, apart) = (self.weight + weight, latency.mean - self.mean_ns);
+        self.squares_ns +=
+            latency.stddev.powi(2) * weight + apart.powi(2) * self.weight * weight / total;
+        self.mean_ns += apart * weight / total;
+        self.weight = total;
+        self.min_ns = Some(self.min_ns.map_or(latency.min, |least| least.min(latency.min)));
+        self.max_ns = self.max_ns.max(latency.max);
+        self.bins = self.bins.merged(&latency.bins).unwrap_or_default();
+        // Percentiles that were printed cannot be added: they stand if there is one part alone.
+        let is_first = self.weight == weight;
+        self.printed = is_first.then(|| latency.percentile.clone());
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.weight == 0.0
+    }
+
+    pub(crate) fn bins(&self) -> usize {
+        self.bins.bins().len()
+    }
+
+    pub(crate) fn mean_us(&self) -> f64 {
+        self.mean_ns / 1e3
+    }
+
+    pub(crate) fn stddev_us(&self) -> f64 {
+        let variance = if self.weight > 0.0 { self.squares_ns / self.weight } else { 0.0 };
+        variance.sqrt() / 1e3
+    }
+
+    pub(crate) fn min_us(&self) -> f64 {
+        self.min_ns.unwrap_or(0.0) / 1e3
+    }
+
+    pub(crate) fn max_us(&self) -> f64 {
+        self.max_ns / 1e3
+    }
+
+    pub(crate) fn percentile_us(&self, percent: f64) -> Option<f64> {
+        let latency = Latency {
+            min: self.min_ns.unwrap_or(0.0),
+            max: self.max_ns,
+            percentile: self.printed.clone().unwrap_or_default(),
+            ..Latency::default()
+        };
+        let nanos = match self.bins.percentile_ns(percent) {
+            // A bin's middle may lie outside of what was seen.
+            Some(nanos) => Some((nanos as f64).clamp(latency.min, latency.max.max(latency.min))),
+            None => latency.percentile_ns(percent),
+        };
+        nanos.map(|nanos| nanos / 1e3)
+    }
+}
+
+#[derive(Default)]
+struct Sum {
+    ios: u64,
+    bytes: u64,
+    iops: f64,
+    bytes_per_s: f64,
+    latency: LatencySum,
+}
+
+impl Sum {
+    fn side(self) -> Side {
+        let percentile = |(name, percent): &(&str, f64)| {
+            Some(((*name).to_owned(), self.latency.percentile_us(*percent)?))
+        };
+        Side {
+            ios: self.ios,
+            bytes: self.bytes,
+            iops: self.iops,
+            bytes_per_s: self.bytes_per_s,
+            latency_mean_us: self.latency.mean_us(),
+            latency_stddev_us: self.latency.stddev_us(),
+            latency_min_us: self.latency.min_us(),
+            latency_max_us: self.latency.max_us(),
+            percentiles_us: PERCENTILES.iter().filter_map(percentile).collect(),
+        }
+    }
+}
+
+impl Measurement {
+    /// From what fio said: all jobs together.
+    pub fn of_fio(run: &FioRun) -> Measurement {
+        let mut measured = Measurement::of_output(&run.output);
+        let mut series = Series::default();
+        run.series.iter().for_each(|part| series.add(part));
+        let series = series.bounded();
+        measured.series_interval_ms = series.interval_ms;
+        measured.series_iops = series.total_iops();
+        measured.cpu = (!run.cpus.is_empty()).then(|| CpuUse::mean(&run.cpus));
+        measured
+    }
+
+    /// From fio's JSON alone.
+    pub fn of_output(output: &Output) -> Measurement {
+        let (mut read, mut write, mut total) = (Sum::default(), Sum::default(), Sum::default());
+        let mut cpu_us = 0.0;
+        for job in &output.jobs {
+            for (side, sum) in [(&job.read, &mut read), (&job.write, &mut write)] {
+                for sum in [sum, &mut total] {
+                    sum.ios = sum.ios.saturating_add(side.total_ios);
+                    sum.bytes = sum.bytes.saturating_add(side.io_bytes);
+                    sum.iops += side.iops;
+                    sum.bytes_per_s += bytes_per_s(side);
+                    sum.latency.add(side.latency(), side.total_ios);
+                }
+            }
+            let busy = (job.usr_cpu + job.sys_cpu) / 100.0;
+            cpu_us += busy * job.read.runtime.max(job.write.runtime) as f64 * 1e3;
+        }
+        let ios = total.ios;
+        Measurement {
+            cpu_us_per_io: (ios > 0).then(|| cpu_us / ios as f64),
+            total: total.side(),
+            read: read.side(),
+            write: write.side(),
+            ..Measurement::default()
+        }
+    }
+
+    /// From our own generator's results.
+    pub fn of_load(results: &Results) -> Measurement {
+        let of = |kind: OpKind| {
+            let found = results.operations.iter().find(|o| o.operation == Some(kind));
+            found.map(Side::of_load).unwrap_or_default()
+        };
+        let samples: Vec<f64> = results.samples.iter().map(|sample| sample.iops).collect();
+        Measurement {
+            total: results.total.as_ref().map(Side::of_load).unwrap_or_default(),
+            read: of(OpKind::Read),
+            write: of(OpKind::Write),
+            series_interval_ms: 1000,
+            series_iops: samples.into_iter().take(SERIES_POINTS).collect(),
+            cpu: None,
+            cpu_us_per_io: results
+                .cpu
+                .as_ref()
+                .map(|cpu| cpu.user_us_per_io + cpu.system_us_per_io),
+        }
+    }
+}
+
+/// fio before 3.3 gives KiB alone; then it is what requests and time say.
+fn bytes_per_s(side: &crate::fio::output::Side) -> f64 {
+    match (side.bw_bytes, side.runtime) {
+        (0.0, 0) => 0.0,
+        (0.0, ms) => side.io_bytes as f64 * 1e3 / ms as f64,
+        (rate, _) => rate,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fio::output::parse;
+
+    fn job(ios: u64, mean: f64, bins: &str) -> String {
+        format!(
+            r#"{{"jobname": "a", "read": {{"io_bytes": 4096, "total_ios": {ios}, "iops": {ios}, "bw_bytes": 4096,
+              "runtime": 1000, "lat_ns": {{"min": 1000, "max": 9000, "mean": {mean}, "stddev": 0, "N": {ios},
+              "bins": {{{bins}}}}}}}, "usr_cpu": 10, "sys_cpu": 10}}"#
+        )
+    }
+
+    #[test]
+    fn threads_are_summed() {
+        let text = format!(
+            r#"{{"fio version": "fio-3.33", "jobs": [{}, {}]}}"#,
+            job(1, 2000.0, r#""2000": 1"#),
+            job(3, 6000.0, r#""6000": 3"#)
+        );
+        let measured = Measurement::of_output(&parse(&text).unwrap());
+        assert_eq!((measured.total.iops, measured.total.bytes_per_s), (4.0, 8192.0));
+        assert_eq!(measured.total.latency_mean_us, 5.0);
+        assert!((measured.read.latency_stddev_us - 3f64.sqrt()).abs() < 1e-9);
+        assert_eq!(measured.read.percentile_us("25"), Some(2.0));
+        assert_eq!(measured.total.percentile_us("99.99"), Some(6.0));
+        assert_eq!(measured.write, Side::default());
+        assert_eq!(measured.cpu_us_per_io, Some(100_000.0));
+    }
+}

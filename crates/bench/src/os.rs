@@ -1,0 +1,252 @@
+//! The edge of this crate: other programs, the clock and the files of the system.
+//!
+//! A benchmark waits for programs that it starts, outside of any executor and never in a
+//! simulation, so here, and here alone, the workspace's bans of the system's own clock, sleep and
+//! files do not hold.
+#![allow(clippy::disallowed_methods)]
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::error::Error;
+
+/// How often a running program is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long a program that was asked to end may take before it is killed.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Whether the user wants to stop.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// One that nothing raises.
+    pub fn never() -> Interrupt {
+        Interrupt::default()
+    }
+
+    /// Catches SIGINT, SIGTERM and SIGHUP from now on.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn catch() -> Result<Interrupt, Error> {
+        let flag = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, flag.clone())
+                .map_err(Error::system("cannot catch signals"))?;
+        }
+        Ok(Interrupt(flag))
+    }
+
+    /// Raises it, as a signal would.
+    pub fn raise(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is raised.
+    pub fn is_raised(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Fails once the user wants to stop.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub fn check(&self) -> Result<(), Error> {
+        if self.is_raised() { Err(Error::Interrupted) } else { Ok(()) }
+    }
+}
+
+/// How a program ended and what it printed.
+#[derive(Debug)]
+pub struct Ended {
+    /// How.
+    pub status: ExitStatus,
+    /// On standard output.
+    pub output: String,
+    /// On standard error.
+    pub errors: String,
+}
+
+impl Ended {
+    /// What it said of its failure: the end of it.
+    pub fn said(&self, most_bytes: usize) -> String {
+        let said = if self.errors.trim().is_empty() { &self.output } else { &self.errors };
+        let said = said.trim();
+        let from = said.len().saturating_sub(most_bytes);
+        let from = (from..said.len()).find(|at| said.is_char_boundary(*at)).unwrap_or(from);
+        said[from..].to_owned()
+    }
+}
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Fails only for a program that has already been waited for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    fn wait(
+        &mut self,
+        until: impl Fn() -> bool,
+        tick: &mut dyn FnMut(),
+    ) -> io::Result<Option<ExitStatus>> {
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(Some(status));
+            }
+            if until() {
+                return Ok(None);
+            }
+            tick();
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Asks it to end as Ctrl-C would.
+    fn ask_to_end(&self) {
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(rustix::process::Pid::from_raw)
+        {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
+        }
+    }
+}
+
+/// Runs a program to its end; `tick` is called again and again meanwhile. It is in a process group
+/// of its own, so that Ctrl-C reaches it through us alone. What it prints goes to files: it never
+/// waits for us to read. No more than `most_bytes` of it are read.
+///
+/// # Errors
+/// That it cannot be started, [`Error::Interrupted`] (it has ended then), and the system's. That
+/// the program failed is in [`Ended`].
+pub fn run(
+    command: &mut Command,
+    most_bytes: u64,
+    interrupt: &Interrupt,
+    tick: &mut dyn FnMut(),
+) -> Result<Ended, Error> {
+    let keep = || tempfile::tempfile().map_err(Error::system("cannot make a temporary file"));
+    let (mut output, mut errors) = (keep()?, keep()?);
+    let copy = |file: &File| file.try_clone().map_err(Error::system("cannot copy a descriptor"));
+    command.stdin(Stdio::null()).stdout(copy(&output)?).stderr(copy(&errors)?).process_group(0);
+    let child = command.spawn().map_err(Error::system("cannot start a program"))?;
+    let mut running = Running(child);
+    let waits = "cannot wait for a program";
+    let ended = running.wait(|| interrupt.is_raised(), tick).map_err(Error::system(waits))?;
+    let Some(status) = ended else {
+        running.ask_to_end();
+        let asked = Instant::now();
+        running.wait(|| asked.elapsed() > GRACE, &mut || {}).map_err(Error::system(waits))?;
+        return Err(Error::Interrupted);
+    };
+    let output = read(&mut output, most_bytes)?;
+    let errors = read(&mut errors, most_bytes)?;
+    Ok(Ended { status, output, errors })
+}
+
+fn read(file: &mut File, most_bytes: u64) -> Result<String, Error> {
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(0))
+        .and_then(|_| file.take(most_bytes).read_to_end(&mut bytes))
+        .map_err(Error::system("cannot read a program's output"))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Reads a text file of at most `most_bytes`.
+///
+/// # Errors
+/// The system's; that it is larger, or no UTF-8.
+pub fn read_text(path: &Path, most_bytes: u64) -> io::Result<String> {
+    let mut text = String::new();
+    let read = File::open(path)?.take(most_bytes + 1).read_to_string(&mut text)?;
+    if read as u64 > most_bytes {
+        let text = format!("it is larger than {most_bytes} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    Ok(text)
+}
+
+/// Reads up to `length` bytes at an offset; fewer at the end.
+///
+/// # Errors
+/// The system's.
+pub fn read_at(path: &Path, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(offset))?;
+    let mut bytes = Vec::new();
+    file.take(length as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The size of a file or block device, in bytes.
+///
+/// # Errors
+/// The system's.
+pub fn size_of(path: &Path) -> io::Result<u64> {
+    File::open(path)?.seek(SeekFrom::End(0))
+}
+
+/// Seconds since 1970.
+pub fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// A clock that began when it was made.
+#[derive(Clone, Copy, Debug)]
+pub struct Stopwatch(Instant);
+
+impl Stopwatch {
+    /// Begins now.
+    pub fn start() -> Stopwatch {
+        Stopwatch(Instant::now())
+    }
+
+    /// Seconds since.
+    pub fn seconds(&self) -> f64 {
+        self.0.elapsed().as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_end_when_the_user_wants_it() {
+        let interrupt = Interrupt::never();
+        let ended = run(
+            Command::new("sh").args(["-c", "echo a; echo b >&2; exit 3"]),
+            100,
+            &interrupt,
+            &mut || {},
+        );
+        let ended = ended.unwrap();
+        assert_eq!((ended.status.code(), ended.output.as_str()), (Some(3), "a\n"));
+        assert_eq!(ended.said(100), "b");
+        let raised = interrupt.clone();
+        let ended = run(Command::new("sleep").arg("1000"), 100, &interrupt, &mut || raised.raise());
+        assert!(matches!(ended, Err(Error::Interrupted)));
+    }
+
+    #[test]
+    fn no_more_is_read_than_allowed() {
+        let ended =
+            run(Command::new("echo").arg("123456"), 3, &Interrupt::never(), &mut || {}).unwrap();
+        assert_eq!(ended.output, "123");
+        let missing =
+            run(&mut Command::new("/no/such/program"), 3, &Interrupt::never(), &mut || {});
+        assert!(matches!(missing, Err(Error::System { .. })));
+    }
+}

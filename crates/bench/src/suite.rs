@@ -1,0 +1,350 @@
+//! Suites: the jobs of a campaign as a documented TOML file, built in or the user's.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::error::Error;
+use crate::job::{Buffers, Job, Pattern};
+use crate::limits::{REPETITIONS, SUITE_BYTES, SUITE_JOBS};
+use crate::units::{format_size, parse_size, parse_time_ms};
+
+/// Jobs, and how they are to be repeated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Suite {
+    /// One word.
+    pub name: String,
+    /// One line.
+    pub title: String,
+    /// What it measures, for people.
+    pub about: String,
+    /// How often each job is measured on each target.
+    pub repetitions: u32,
+    /// Whether targets are filled with incompressible data first, where that is needed.
+    pub precondition: bool,
+    /// Whether rounds are added until the results are steady.
+    pub steady_state: bool,
+    /// In order.
+    pub jobs: Vec<Job>,
+}
+
+/// The suites that are built in: names and files.
+pub const BUILT_IN: [(&str, &str); 8] = [
+    ("quick", include_str!("../suites/quick.toml")),
+    ("latency", include_str!("../suites/latency.toml")),
+    ("sweep", include_str!("../suites/sweep.toml")),
+    ("mirror", include_str!("../suites/mirror.toml")),
+    ("fabric", include_str!("../suites/fabric.toml")),
+    ("provisioned-iops", include_str!("../suites/provisioned-iops.toml")),
+    ("gcp-pd", include_str!("../suites/gcp-pd.toml")),
+    ("gcp-local-ssd", include_str!("../suites/gcp-local-ssd.toml")),
+];
+
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+enum List<T> {
+    Many(Vec<T>),
+    One(T),
+}
+
+impl<T: Clone> List<T> {
+    fn items(&self) -> Vec<T> {
+        match self {
+            List::One(item) => vec![item.clone()],
+            List::Many(items) => items.clone(),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawSuite {
+    name: String,
+    title: String,
+    #[serde(default)]
+    about: String,
+    repetitions: Option<u32>,
+    precondition: Option<bool>,
+    steady_state: Option<bool>,
+    #[serde(default)]
+    defaults: RawJob,
+    #[serde(rename = "job")]
+    jobs: Vec<RawJob>,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawJob {
+    name: Option<String>,
+    rw: Option<List<Pattern>>,
+    bs: Option<List<String>>,
+    depth: Option<List<u32>>,
+    threads: Option<List<u32>>,
+    disks: Option<List<u32>>,
+    write_percent: Option<List<u8>>,
+    ramp: Option<String>,
+    runtime: Option<String>,
+    offset: Option<String>,
+    size: Option<String>,
+    offset_increment: Option<String>,
+    direct: Option<bool>,
+    sync: Option<bool>,
+    buffers: Option<String>,
+    rate_iops: Option<u64>,
+    random_map: Option<bool>,
+    seed: Option<u64>,
+    engine: Option<String>,
+    #[serde(default)]
+    fio: BTreeMap<String, String>,
+}
+
+/// The suite of that name, or of that file.
+///
+/// # Errors
+/// That there is none, or what is wrong with it.
+pub fn find(name: &str) -> Result<Suite, Error> {
+    if let Some((_, text)) = BUILT_IN.iter().find(|(own, _)| *own == name) {
+        return parse(text, name);
+    }
+    let path = Path::new(name);
+    if !name.contains(['/', '.']) || !path.exists() {
+        let names: Vec<_> = BUILT_IN.iter().map(|(own, _)| *own).collect();
+        let names = names.join(", ");
+        return Err(Error::Usage(format!("no suite `{name}`: {names}, or the path of a file")));
+    }
+    let text = crate::os::read_text(path, SUITE_BYTES).map_err(Error::file("cannot read", path))?;
+    parse(&text, name)
+}
+
+/// Reads a suite's text; `origin` is for messages.
+///
+/// # Errors
+/// What is wrong with it, with the place.
+pub fn parse(text: &str, origin: &str) -> Result<Suite, Error> {
+    let wrong = |what: String| Error::Usage(format!("suite {origin}: {what}"));
+    let raw: RawSuite = toml_edit::de::from_str(text)
+        .map_err(|error| wrong(error.to_string().trim().to_owned()))?;
+    let repetitions = raw.repetitions.unwrap_or(5);
+    if !(1..=REPETITIONS).contains(&repetitions) {
+        return Err(wrong(format!("repetitions are from 1 to {REPETITIONS}")));
+    }
+    let mut jobs = Vec::new();
+    for job in &raw.jobs {
+        expand(&merged(&raw.defaults, job), &mut jobs).map_err(&wrong)?;
+    }
+    if jobs.is_empty() {
+        return Err(wrong("it has no job".to_owned()));
+    }
+    for (at, job) in jobs.iter().enumerate() {
+        job.check().map_err(&wrong)?;
+        if jobs[..at].iter().any(|other| other.name == job.name) {
+            return Err(wrong(format!("two jobs are called {}", job.name)));
+        }
+    }
+    Ok(Suite {
+        name: raw.name,
+        title: raw.title,
+        about: raw.about,
+        repetitions,
+        precondition: raw.precondition.unwrap_or(true),
+        steady_state: raw.steady_state.unwrap_or(false),
+        jobs,
+    })
+}
+
+/// The job, with the suite's defaults where it says nothing.
+fn merged(defaults: &RawJob, job: &RawJob) -> RawJob {
+    let (d, j) = (defaults.clone(), job.clone());
+    let mut fio = d.fio;
+    fio.extend(j.fio);
+    RawJob {
+        name: j.name.or(d.name),
+        rw: j.rw.or(d.rw),
+        bs: j.bs.or(d.bs),
+        depth: j.depth.or(d.depth),
+        threads: j.threads.or(d.threads),
+        disks: j.disks.or(d.disks),
+        write_percent: j.write_percent.or(d.write_percent),
+        ramp: j.ramp.or(d.ramp),
+        runtime: j.runtime.or(d.runtime),
+        offset: j.offset.or(d.offset),
+        size: j.size.or(d.size),
+        offset_increment: j.offset_increment.or(d.offset_increment),
+        direct: j.direct.or(d.direct),
+        sync: j.sync.or(d.sync),
+        buffers: j.buffers.or(d.buffers),
+        rate_iops: j.rate_iops.or(d.rate_iops),
+        random_map: j.random_map.or(d.random_map),
+        seed: j.seed.or(d.seed),
+        engine: j.engine.or(d.engine),
+        fio,
+    }
+}
+
+/// The part of a job's name that tells it from the others of its list.
+type Part = Option<String>;
+
+fn axis<T: Clone>(
+    list: &Option<List<T>>,
+    default: T,
+    word: impl Fn(&T) -> String,
+) -> Vec<(T, Part)> {
+    match list {
+        None => vec![(default, None)],
+        Some(List::One(item)) => vec![(item.clone(), None)],
+        Some(many) => {
+            many.items().into_iter().map(|item| (item.clone(), Some(word(&item)))).collect()
+        }
+    }
+}
+
+/// Multiplies the lists of a job out.
+fn expand(raw: &RawJob, jobs: &mut Vec<Job>) -> Result<(), String> {
+    let base = base(raw)?;
+    let mut sizes = Vec::new();
+    for (text, _) in axis(&raw.bs, "4k".to_owned(), String::clone) {
+        sizes.push(parse_size(&text)?);
+    }
+    let sizes = raw.bs.as_ref().map(|list| match list {
+        List::One(_) => List::One(sizes[0]),
+        List::Many(_) => List::Many(sizes.clone()),
+    });
+    let patterns = axis(&raw.rw, base.pattern, |p| p.name().to_owned());
+    let sizes = axis(&sizes, base.block_bytes, |bytes| format_size(*bytes));
+    let depths = axis(&raw.depth, base.depth, |depth| format!("d{depth}"));
+    let threads = axis(&raw.threads, base.threads, |threads| format!("t{threads}"));
+    let disks = axis(&raw.disks, base.disks, |disks| format!("x{disks}"));
+    let mixes = axis(&raw.write_percent, base.write_percent, |percent| format!("w{percent}"));
+    let prefix = raw.name.clone();
+    let factors =
+        [patterns.len(), sizes.len(), depths.len(), threads.len(), disks.len(), mixes.len()];
+    let count = factors.iter().try_fold(1usize, |all, factor| all.checked_mul(*factor));
+    if count.is_none_or(|count| count + jobs.len() > SUITE_JOBS) {
+        return Err(format!("it has more than {SUITE_JOBS} jobs"));
+    }
+    for (pattern, pattern_part) in &patterns {
+        for (block_bytes, size_part) in &sizes {
+            for (depth, depth_part) in &depths {
+                for (threads, threads_part) in &threads {
+                    for (disks, disks_part) in &disks {
+                        for (write_percent, mix_part) in &mixes {
+                            let parts = [
+                                &prefix,
+                                pattern_part,
+                                size_part,
+                                depth_part,
+                                threads_part,
+                                disks_part,
+                                mix_part,
+                            ];
+                            let parts: Vec<_> = parts.into_iter().flatten().cloned().collect();
+                            let name = match parts.is_empty() {
+                                true => format!("{pattern}-{}", format_size(*block_bytes)),
+                                false => parts.join("-"),
+                            };
+                            jobs.push(Job {
+                                name,
+                                pattern: *pattern,
+                                block_bytes: *block_bytes,
+                                depth: *depth,
+                                threads: *threads,
+                                disks: *disks,
+                                write_percent: *write_percent,
+                                ..base.clone()
+                            });
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What has no lists.
+fn base(raw: &RawJob) -> Result<Job, String> {
+    let mut job = Job::default();
+    let time = |text: &Option<String>, default| text.as_deref().map_or(Ok(default), parse_time_ms);
+    let size = |text: &Option<String>| text.as_deref().map(parse_size).transpose();
+    job.ramp_ms = time(&raw.ramp, job.ramp_ms)?;
+    job.runtime_ms = time(&raw.runtime, job.runtime_ms)?;
+    job.offset_bytes = size(&raw.offset)?.unwrap_or(0);
+    job.size_bytes = size(&raw.size)?;
+    job.offset_increment_bytes = size(&raw.offset_increment)?.unwrap_or(0);
+    job.direct = raw.direct.unwrap_or(job.direct);
+    job.sync = raw.sync.unwrap_or(job.sync);
+    job.rate_iops = raw.rate_iops;
+    job.random_map = raw.random_map.unwrap_or(job.random_map);
+    job.seed = raw.seed;
+    job.engine.clone_from(&raw.engine);
+    job.buffers = match raw.buffers.as_deref() {
+        None | Some("scrambled") => Buffers::Scrambled,
+        Some("random") => Buffers::Random,
+        Some("zero") => Buffers::Zero,
+        Some(other) => return Err(format!("buffers are scrambled, random or zero, not `{other}`")),
+    };
+    job.extra = raw.fio.clone().into_iter().collect();
+    Ok(job)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn built_in_suites_are_right() {
+        for (name, text) in BUILT_IN {
+            let suite = parse(text, name).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(suite.name, name);
+            assert!(!suite.title.is_empty() && suite.repetitions >= 3, "{name}");
+        }
+        let names = |name: &str| {
+            find(name).unwrap().jobs.iter().map(|j| j.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names("mirror"), ["64k", "8k", "4k"]);
+        assert_eq!(names("gcp-pd").len(), 8, "the ninth is the fill");
+        let mirror = find("mirror").unwrap();
+        assert!(mirror.jobs.iter().all(|job| job.in_flight() == 24 && job.sync && job.direct));
+    }
+
+    #[test]
+    fn quick_is_under_a_minute() {
+        let suite = find("quick").unwrap();
+        let each: u64 = suite.jobs.iter().map(|job| job.ramp_ms + job.runtime_ms).sum();
+        assert!(each * u64::from(suite.repetitions) <= 50_000);
+    }
+
+    #[test]
+    fn lists_are_multiplied() {
+        let text = "name = 'x'\ntitle = 'X'\n[defaults]\nruntime = '1s'\n[[job]]\nname = 'a'\n\
+                    rw = ['read', 'randrw']\nbs = ['4k', '1m']\ndepth = 8\nfio = { fsync = '1' }\n[[job]]\nrw = 'write'";
+        let suite = parse(text, "x").unwrap();
+        let names: Vec<_> = suite.jobs.iter().map(|job| job.name.as_str()).collect();
+        assert_eq!(names, ["a-read-4k", "a-read-1m", "a-randrw-4k", "a-randrw-1m", "write-4k"]);
+        assert_eq!((suite.jobs[1].depth, suite.jobs[1].block_bytes), (8, 1 << 20));
+        assert_eq!((suite.jobs[0].runtime_ms, suite.repetitions), (1000, 5));
+        assert_eq!(suite.jobs[0].extra, [("fsync".to_owned(), "1".to_owned())]);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let head = "name = 'x'\ntitle = 'X'\n";
+        let many = "[[job]]\ndepth = [1,2,3,4,5,6,7,8,9,10,11]\nthreads = [1,2,3,4,5,6,7,8,9,10]\nwrite_percent = [1,2,3,4,5,6,7,8,9,10]";
+        for (rest, part) in [
+            ("", "job"),
+            ("[[job]]\nfrobnicate = 1", "frobnicate"),
+            ("[[job]]\nbs = '4x'", "no size"),
+            ("[[job]]\nrw = 'sideways'", "rw"),
+            ("[[job]]\nfio = { filename = '/dev/sda' }", "filename"),
+            ("[[job]]\n[[job]]", "two jobs are called"),
+            ("[[job]]\nbuffers = 'warm'", "scrambled, random or zero"),
+            ("repetitions = 0\n[[job]]", "repetitions"),
+            (many, "more than 1000 jobs"),
+        ] {
+            let error = parse(&format!("{head}{rest}"), "x").expect_err(rest).to_string();
+            assert!(error.contains(part), "{rest}: {error}");
+        }
+        assert!(find("no-such").unwrap_err().to_string().contains("provisioned-iops"));
+    }
+}

@@ -1,0 +1,164 @@
+//! The arguments of `flagstone bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use flagstone_bench::table::Form;
+use flagstone_bench::target::Target;
+use flagstone_bench::units::{parse_size, parse_time_ms};
+
+/// Arguments of `flagstone bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: BenchCommand,
+}
+
+/// The commands of `flagstone bench`.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Run a suite of jobs on disks, files or served volumes, and compare them
+    Run(RunArgs),
+    /// Do what a diskspd command line says, with fio, and print diskspd's report
+    Diskspd(DiskspdArgs),
+    /// Put results side by side, with confidence and significance
+    Compare(CompareArgs),
+    /// Go on with a run that was interrupted
+    Resume(ResumeArgs),
+    /// List the suites, and the results in a directory
+    List(ListArgs),
+}
+
+/// Arguments of `flagstone bench run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// A built-in suite (see flagstone bench list), or a suite's file
+    pub suite: String,
+    /// What to measure: [NAME=]DISK[,DISK…]; a disk is a path, nbd://… or nvme-tcp://…
+    #[arg(required = true)]
+    pub targets: Vec<Target>,
+    /// How often each job is measured on each target; the suite's own number if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repetitions: Option<u32>,
+    /// Time that each measurement takes; the suite's own if not given
+    #[arg(long, value_name = "TIME", value_parser = measured_time)]
+    pub runtime: Option<u64>,
+    /// Size of a file that has to be made
+    #[arg(long, value_name = "SIZE", default_value = "1g", value_parser = file_size)]
+    pub size: u64,
+    /// Go on until the last five rounds are steady, as SNIA's specification judges it
+    #[arg(long)]
+    pub steady_state: bool,
+    /// Do not fill targets that have parts that were never written
+    #[arg(long)]
+    pub no_precondition: bool,
+    /// A target's disk, exactly as it is written, whose data may be destroyed (repeatable)
+    #[arg(long, value_name = "DISK")]
+    pub destroy_data: Vec<String>,
+    /// Directory of the results; one of the suite's name and the time in bench-results if not given
+    #[arg(long, value_name = "DIR")]
+    pub results: Option<PathBuf>,
+    /// Form of the tables
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    pub format: TableForm,
+    /// Print fio's job files, and do nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Arguments of `flagstone bench diskspd`.
+#[derive(Debug, Args)]
+pub struct DiskspdArgs {
+    /// Print fio's command and job file, and do nothing; before diskspd's own flags
+    #[arg(long)]
+    pub dry_run: bool,
+    /// A target, exactly as it is written, whose data may be destroyed; before diskspd's own flags
+    #[arg(long, value_name = "TARGET")]
+    pub destroy_data: Vec<String>,
+    /// diskspd's own command line: flags, then targets
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<String>,
+}
+
+/// Arguments of `flagstone bench compare`.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// Results: directories of runs, or files of lines; the first is what the others are compared
+    /// with; a single one's targets are compared with each other
+    #[arg(required = true)]
+    pub results: Vec<PathBuf>,
+    /// End with code 5 if something is surely slower than the first by more than this
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub fail_if_slower: Option<f64>,
+    /// Form of the tables
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    pub format: TableForm,
+}
+
+/// Arguments of `flagstone bench resume`.
+#[derive(Debug, Args)]
+pub struct ResumeArgs {
+    /// Directory of the run
+    pub run: PathBuf,
+    /// A target's disk, exactly as it is written, whose data may be destroyed: agreed to anew for
+    /// each run (repeatable)
+    #[arg(long, value_name = "DISK")]
+    pub destroy_data: Vec<String>,
+    /// Form of the tables
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    pub format: TableForm,
+}
+
+/// Arguments of `flagstone bench list`.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// Directory with the directories of runs
+    #[arg(default_value = "bench-results")]
+    pub directory: PathBuf,
+    /// Print a built-in suite's file, to begin one's own with
+    #[arg(long, value_name = "NAME")]
+    pub suite: Option<String>,
+}
+
+/// How tables are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TableForm {
+    /// Aligned columns
+    Text,
+    /// GitHub's tables
+    Markdown,
+    /// Comma-separated values
+    Csv,
+}
+
+impl From<TableForm> for Form {
+    fn from(form: TableForm) -> Form {
+        match form {
+            TableForm::Text => Form::Text,
+            TableForm::Markdown => Form::Markdown,
+            TableForm::Csv => Form::Csv,
+        }
+    }
+}
+
+fn measured_time(text: &str) -> Result<u64, String> {
+    match parse_time_ms(text)? {
+        0 => Err("write a time longer than 0, such as 10s".to_owned()),
+        ms => Ok(ms),
+    }
+}
+
+fn file_size(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        bytes if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => Ok(bytes),
+        _ => Err("write a multiple of 1m".to_owned()),
+    }
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('%').trim().parse::<f64>() {
+        Ok(percent) if (0.0..=1000.0).contains(&percent) => Ok(percent),
+        _ => Err("write a percentage, such as 5%".to_owned()),
+    }
+}

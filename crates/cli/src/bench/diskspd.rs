@@ -1,0 +1,110 @@
+//! `flagstone bench diskspd`.
+
+use std::path::Path;
+
+use flagstone_bench::Error;
+use flagstone_bench::diskspd::profile::{Format, Profile};
+use flagstone_bench::diskspd::report::System;
+use flagstone_bench::diskspd::translate::{Translation, translate};
+use flagstone_bench::diskspd::{Report, parse, text, xml};
+use flagstone_bench::fio::Fio;
+use flagstone_bench::guard::{self, Verdict};
+use flagstone_bench::os::{self, Interrupt};
+use flagstone_bench::precondition;
+use flagstone_bench::target::Target;
+
+use super::args::DiskspdArgs;
+use crate::exit::Exit;
+use crate::output::{complain, print};
+
+/// More than the file of the kernel has.
+const STATUS_BYTES: u64 = 1 << 20;
+
+pub(super) fn run(args: &DiskspdArgs) -> Result<Exit, Error> {
+    let parsed = parse(&args.arguments).map_err(Error::Usage)?;
+    let profile = &parsed.profile;
+    let translation = translate(profile, &cpus())?;
+    for warning in parsed.warnings.iter().chain(&translation.warnings) {
+        complain(&format!("flagstone: warning: {warning}\n"));
+    }
+    if profile.profile_only {
+        let text = match profile.format {
+            Format::Text => text::profile(profile),
+            Format::Xml => xml::profile(profile),
+        };
+        return Ok(print(&text, Exit::Success));
+    }
+    let interrupt = Interrupt::catch()?;
+    let fio = Fio::find(&interrupt)?;
+    let options = fio.options(&translation.job, &translation.target)?;
+    if args.dry_run {
+        let text = format!("# {}\n\n{}", options.command(), options.job_file());
+        return Ok(print(&text, Exit::Success));
+    }
+    prepare(args, profile, &translation, &fio, &interrupt)?;
+    let sizes: Result<Vec<_>, Error> = profile
+        .targets
+        .iter()
+        .map(|path| os::size_of(Path::new(path)).map_err(Error::file("cannot open", path)))
+        .collect();
+    let system = System {
+        computer: computer_name(),
+        started_unix_s: os::unix_seconds(),
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    let run = fio.measure(&translation.job, &translation.target, &interrupt, &mut || {})?;
+    let report = Report::new(profile, system, &run, &sizes?)?;
+    let text = match profile.format {
+        Format::Text => report.text(),
+        Format::Xml => report.xml(),
+    };
+    Ok(print(&text, Exit::Success))
+}
+
+/// Guards the targets, and makes files that `-c` asks for. They are written whole, as diskspd does
+/// without the privilege to skip that: reads of what was never written are no reads of a disk.
+fn prepare(
+    args: &DiskspdArgs,
+    profile: &Profile,
+    translation: &Translation,
+    fio: &Fio,
+    interrupt: &Interrupt,
+) -> Result<(), Error> {
+    let destroys = translation.job.writes() || profile.create_bytes.is_some();
+    let verdicts = guard::check(&translation.target, destroys, &args.destroy_data)?;
+    for (disk, verdict) in translation.target.disks.iter().zip(verdicts) {
+        let Some(path) = disk.path() else { continue };
+        let Some(bytes) = profile.create_bytes else {
+            if verdict == Verdict::Absent {
+                let missing = format!("{disk} does not exist: -c<size> creates it");
+                return Err(Error::Usage(missing));
+            }
+            continue;
+        };
+        if verdict == Verdict::Free && !path.is_file() {
+            // As with diskspd, -c is for files.
+            continue;
+        }
+        let is_made = os::size_of(path).ok() == Some(bytes) && guard::is_ours(path);
+        if is_made && precondition::is_filled(path, bytes) {
+            continue;
+        }
+        complain(&format!("flagstone: writing {disk}, as -c asks\n"));
+        precondition::make(path, bytes)?;
+        let one = Target { name: disk.to_string(), disks: vec![disk.clone()] };
+        fio.fill(&one, Some(bytes), interrupt, &mut || {})?;
+    }
+    Ok(())
+}
+
+/// CPUs that this process may use, as the kernel lists them.
+fn cpus() -> String {
+    let status = os::read_text(Path::new("/proc/self/status"), STATUS_BYTES).unwrap_or_default();
+    let listed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    listed.map_or_else(|| "0".to_owned(), |list| list.trim().to_owned())
+}
+
+fn computer_name() -> String {
+    let path = Path::new("/proc/sys/kernel/hostname");
+    os::read_text(path, STATUS_BYTES).map(|name| name.trim().to_owned()).unwrap_or_default()
+}

@@ -1,0 +1,55 @@
+//! `flagstone bench`: measures with fio, keeps the results, compares them.
+
+pub mod args;
+mod compare;
+mod diskspd;
+mod list;
+mod run;
+mod watch;
+
+use flagstone_bench::Error;
+use flagstone_bench::campaign::Ending;
+use flagstone_bench::compare::Comparison;
+use flagstone_bench::compare::Figure;
+use flagstone_bench::table::{Form, Table};
+
+use self::args::{BenchArgs, BenchCommand};
+use crate::exit::Exit;
+use crate::output::complain;
+
+/// Runs the command.
+pub fn run(args: &BenchArgs) -> Exit {
+    let ended = match &args.command {
+        BenchCommand::Run(args) => run::run(args),
+        BenchCommand::Resume(args) => run::resume(args),
+        BenchCommand::Diskspd(args) => diskspd::run(args),
+        BenchCommand::Compare(args) => compare::run(args),
+        BenchCommand::List(args) => list::run(args),
+    };
+    ended.unwrap_or_else(|error| {
+        complain(&format!("flagstone: error: {error}\n"));
+        match error {
+            Error::Usage(_) | Error::Guarded { .. } => Exit::Usage,
+            Error::Interrupted => Exit::Interrupted,
+            _ => Exit::Failed,
+        }
+    })
+}
+
+fn exit_of(ending: Ending) -> Exit {
+    match ending {
+        Ending::Complete => Exit::Success,
+        Ending::Interrupted => Exit::Interrupted,
+    }
+}
+
+/// All tables of a comparison.
+fn tables(comparison: &Comparison, form: Form) -> String {
+    let mut all: Vec<Table> = vec![comparison.summary()];
+    if comparison.names().len() > 1 {
+        all.extend(Figure::ALL.map(|figure| comparison.figure(figure)));
+        all.extend(comparison.overhead());
+    }
+    let texts: Vec<_> = all.iter().map(|table| table.write(form)).collect();
+    texts.join("\n")
+}

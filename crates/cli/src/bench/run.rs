@@ -1,0 +1,119 @@
+//! `flagstone bench run` and `resume`.
+
+use std::path::PathBuf;
+
+use flagstone_bench::Error;
+use flagstone_bench::campaign::{Campaign, Plan};
+use flagstone_bench::compare::Comparison;
+use flagstone_bench::fio::Fio;
+use flagstone_bench::fio::arguments::shell;
+use flagstone_bench::generator::{Generator, arguments};
+use flagstone_bench::os::{Interrupt, unix_seconds};
+use flagstone_bench::results::{Store, settled};
+use flagstone_bench::suite;
+use flagstone_bench::table::Form;
+use flagstone_bench::target::Place;
+use flagstone_bench::units::format_utc;
+
+use super::args::{ResumeArgs, RunArgs};
+use super::watch::Watch;
+use super::{exit_of, tables};
+use crate::exit::Exit;
+use crate::output::{complain, print};
+
+pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
+    let mut suite = suite::find(&args.suite)?;
+    if let Some(repetitions) = args.repetitions {
+        suite.repetitions = repetitions;
+    }
+    if let Some(runtime_ms) = args.runtime {
+        suite.jobs.iter_mut().for_each(|job| job.runtime_ms = runtime_ms);
+    }
+    let mut plan = Plan::new(&suite, args.targets.clone(), args.size);
+    plan.steady_state |= args.steady_state;
+    plan.precondition &= !args.no_precondition;
+    plan.destroy.clone_from(&args.destroy_data);
+    plan.check()?;
+    let known: Vec<_> =
+        plan.targets.iter().flat_map(|target| &target.disks).map(Place::to_string).collect();
+    if let Some(other) = plan.destroy.iter().find(|name| !known.contains(name)) {
+        return Err(Error::usage(format!("--destroy-data={other}: no target has this disk")));
+    }
+    let interrupt = Interrupt::catch()?;
+    let fio = if plan.needs_fio() { Some(Fio::find(&interrupt)?) } else { None };
+    if args.dry_run {
+        return dry_run(&plan, fio.as_ref());
+    }
+    // A target that is refused leaves no directory behind.
+    for target in &plan.targets {
+        flagstone_bench::guard::check(target, plan.writes(), &plan.destroy)?;
+    }
+    let directory = args.results.clone().unwrap_or_else(|| {
+        PathBuf::from("bench-results").join(format!(
+            "{}-{}",
+            suite.name,
+            format_utc(unix_seconds())
+        ))
+    });
+    let store = Store::create(&directory, &plan)?;
+    measure(&plan, &store, fio.as_ref(), &interrupt, args.format.into())
+}
+
+pub(super) fn resume(args: &ResumeArgs) -> Result<Exit, Error> {
+    let (store, mut plan) = Store::open(&args.run)?;
+    plan.destroy.clone_from(&args.destroy_data);
+    let interrupt = Interrupt::catch()?;
+    let fio = if plan.needs_fio() { Some(Fio::find(&interrupt)?) } else { None };
+    measure(&plan, &store, fio.as_ref(), &interrupt, args.format.into())
+}
+
+fn measure(
+    plan: &Plan,
+    store: &Store,
+    fio: Option<&Fio>,
+    interrupt: &Interrupt,
+    form: Form,
+) -> Result<Exit, Error> {
+    let program = std::env::current_exe()
+        .map_err(|cause| Error::System { what: "cannot find this program", cause })?;
+    let generator = Generator { program };
+    let mut watch = Watch::new();
+    let campaign = Campaign { plan, store, fio, generator: &generator, interrupt };
+    let ended = campaign.run(&mut watch);
+    watch.clear();
+    let records = settled(store.records()?, plan);
+    let shown = if records.is_empty() {
+        Exit::Success
+    } else {
+        print(&tables(&Comparison::of_targets(records), form), Exit::Success)
+    };
+    let directory = store.directory().display().to_string();
+    let exit = exit_of(
+        ended.inspect_err(|_| complain(&format!("what was measured is in {directory}\n")))?,
+    );
+    complain(&match exit {
+        Exit::Interrupted => {
+            let words = ["bench".to_owned(), "resume".to_owned(), directory];
+            format!("interrupted; go on with: {}\n", shell("flagstone", &words))
+        }
+        _ => format!("results are in {directory}\n"),
+    });
+    Ok(if exit == Exit::Success { shown } else { exit })
+}
+
+fn dry_run(plan: &Plan, fio: Option<&Fio>) -> Result<Exit, Error> {
+    let mut out = String::new();
+    for step in plan.steps().iter().filter(|step| step.repetition == 0) {
+        let (job, target) = (&plan.jobs[step.job], &plan.targets[step.target]);
+        out += &format!("# {} on {}\n", job.name, target.name);
+        match (&target.disks[0], fio) {
+            (Place::NvmeTcp(uri), _) => {
+                out += &format!("{}\n", shell("flagstone", &arguments(job, uri)?))
+            }
+            (_, Some(fio)) => out += &fio.options(job, target)?.job_file(),
+            (_, None) => return Err(Error::FioMissing),
+        }
+        out.push('\n');
+    }
+    Ok(print(&out, Exit::Success))
+}

@@ -1,0 +1,173 @@
+//! The journal of changes: a line of JSON for each, on stable storage before the change is made.
+//!
+//! A line that is cut short at the end is of a change that was never begun, and is dropped. Any
+//! other line that is not understood stops everything: what it says is not known.
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::limits::{JOURNAL_BYTES_MAX, JOURNAL_ENTRIES_MAX};
+use crate::root::Root;
+
+use super::persist::{SYSCTL_FILE, UDEV_FILE};
+use super::{ApplyError, is_setting};
+
+/// Where the journal is.
+pub const JOURNAL: &str = "/var/lib/flagstone/doctor.journal";
+/// What is locked while settings are changed. It is never removed or replaced, as the journal is:
+/// a program could lock the old one, and write to a journal that nobody finds.
+const LOCK: &str = "/var/lib/flagstone/doctor.lock";
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "entry", deny_unknown_fields)]
+pub(super) enum Entry {
+    /// A setting is about to be changed.
+    Setting { file: String, before: String, after: String },
+    /// The kernel made something else of the change before.
+    Took { file: String, value: String },
+    /// A file is about to be written as a whole; `before` is absent if there was none.
+    File { file: String, before: Option<String>, after: String },
+}
+
+impl Entry {
+    fn is_allowed(&self) -> bool {
+        match self {
+            Entry::Setting { file, .. } | Entry::Took { file, .. } => is_setting(file),
+            Entry::File { file, .. } => file == UDEV_FILE || file == SYSCTL_FILE,
+        }
+    }
+}
+
+/// An open journal, locked against other programs.
+pub(super) struct Journal {
+    path: PathBuf,
+    file: File,
+    lock: File,
+    entries: Vec<Entry>,
+}
+
+impl Journal {
+    pub(super) fn open(root: &Root) -> Result<Journal, ApplyError> {
+        let path = root.locate(JOURNAL);
+        let directory = parent(&path)?;
+        std::fs::create_dir_all(directory)?;
+        let lock = lock(&root.locate(LOCK))?;
+        let mut file = create(&path)?;
+        let mut bytes = Vec::new();
+        (&file).take(JOURNAL_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > JOURNAL_BYTES_MAX {
+            return Err(ApplyError::Journal(io::ErrorKind::FileTooLarge.into()));
+        }
+        let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+        let entries = parse(&bytes[..whole])?;
+        file.set_len(whole as u64)?;
+        file.seek(SeekFrom::End(0))?;
+        sync_directory(directory)?;
+        Ok(Journal { path, file, lock, entries })
+    }
+
+    pub(super) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Puts an entry on stable storage.
+    pub(super) fn add(&mut self, entry: Entry) -> Result<(), ApplyError> {
+        if self.entries.len() >= JOURNAL_ENTRIES_MAX {
+            return Err(ApplyError::Journal(io::Error::other(
+                "it is full: undo the changes that it holds",
+            )));
+        }
+        self.file.write_all(line(&entry)?.as_bytes())?;
+        self.file.sync_data()?;
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    /// Puts other entries in place of all, at once: a crash leaves the old ones or the new ones.
+    pub(super) fn replace(&mut self, entries: Vec<Entry>) -> Result<(), ApplyError> {
+        let lines = entries.iter().map(line).collect::<Result<String, _>>()?;
+        replace_file(&self.path, &lines)?;
+        self.entries = entries;
+        Ok(())
+    }
+
+    /// Ends with the journal, and removes one that has nothing in it.
+    pub(super) fn close(self) -> Result<(), ApplyError> {
+        if self.entries.is_empty() {
+            std::fs::remove_file(&self.path)?;
+            sync_directory(parent(&self.path)?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        // Not left to the closing of the file: a child between fork and exec still has it open.
+        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
+    }
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    Ok(File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?))
+}
+
+fn lock(path: &Path) -> Result<File, ApplyError> {
+    let file = create(path)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(ApplyError::Busy),
+        Err(error) => Err(ApplyError::Journal(error.into())),
+    }
+}
+
+fn line(entry: &Entry) -> io::Result<String> {
+    Ok(serde_json::to_string(entry).map_err(io::Error::other)? + "\n")
+}
+
+fn parse(bytes: &[u8]) -> Result<Vec<Entry>, ApplyError> {
+    let lines = bytes.split(|&byte| byte == b'\n').enumerate();
+    let lines = lines.filter(|(_, line)| !line.is_empty());
+    lines
+        .map(|(index, line)| {
+            let corrupt = |why: String| ApplyError::Corrupt { line: index + 1, why };
+            let entry: Entry =
+                serde_json::from_slice(line).map_err(|error| corrupt(error.to_string()))?;
+            match entry.is_allowed() {
+                true => Ok(entry),
+                false => Err(corrupt("names a file that is never changed here".to_owned())),
+            }
+        })
+        .collect()
+}
+
+pub(super) fn parent(path: &Path) -> io::Result<&Path> {
+    path.parent().ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+/// Writes a whole file so that a crash leaves the old one or the new one.
+pub(super) fn replace_file(path: &Path, text: &str) -> io::Result<()> {
+    let directory = parent(path)?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new = directory.join(name);
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
+    let mut file = File::from(rustix::fs::open(&new, flags, mode)?);
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)?;
+    sync_directory(directory)
+}
+
+pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::fsync(rustix::fs::open(directory, flags, Mode::empty())?)?)
+}

@@ -1,0 +1,137 @@
+//! Keeping changes over a restart: one udev rule file and one sysctl file, both ours alone.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use crate::checks::sysctl_name;
+use crate::root::Root;
+
+use super::journal::{Entry, Journal, parent, replace_file, sync_directory};
+use super::{ApplyError, Outcome, current};
+
+/// Rules for disks and CPUs.
+pub const UDEV_FILE: &str = "/etc/udev/rules.d/99-flagstone-doctor.rules";
+/// Settings of the kernel.
+pub const SYSCTL_FILE: &str = "/etc/sysctl.d/99-flagstone-doctor.conf";
+
+const HEADER: &str =
+    "# Written by flagstone doctor --persist; flagstone doctor --undo takes it back.\n";
+
+/// How a setting is kept: the file, what a line of it begins with, and the line.
+fn line(setting: &str, value: &str) -> Option<(&'static str, String, String)> {
+    if let Some(name) = sysctl_name(setting) {
+        let line = format!("{name} = {value}");
+        return Some((SYSCTL_FILE, name, line));
+    }
+    let (matches, attribute) = match setting.strip_prefix("/sys/block/") {
+        Some(rest) => {
+            let (disk, attribute) = rest.split_once('/')?;
+            (format!(r#"SUBSYSTEM=="block", ENV{{DEVTYPE}}=="disk", KERNEL=="{disk}""#), attribute)
+        }
+        None => (r#"SUBSYSTEM=="cpu""#.to_owned(), "cpufreq/scaling_governor"),
+    };
+    let key = format!(r#"ACTION=="add|change", {matches}, ATTR{{{attribute}}}"#);
+    let line = format!(r#"{key}="{value}""#);
+    Some((UDEV_FILE, key, line))
+}
+
+/// Writes the lines of all changes in the journal that are in force, also of earlier runs.
+pub(super) fn write(root: &Root, journal: &mut Journal) -> Result<Vec<Outcome>, ApplyError> {
+    let (mut udev, mut sysctl) = (BTreeMap::new(), BTreeMap::new());
+    for entry in journal.entries() {
+        let Entry::Setting { file, after, .. } = entry else { continue };
+        if current(root, file).ok().as_ref() != Some(after) {
+            continue;
+        }
+        match line(file, after) {
+            Some((UDEV_FILE, key, line)) => udev.insert(key, line),
+            Some((_, key, line)) => sysctl.insert(key, line),
+            None => None,
+        };
+    }
+    let mut outcomes = Vec::new();
+    for (file, lines) in [(UDEV_FILE, udev), (SYSCTL_FILE, sysctl)] {
+        if !lines.is_empty() {
+            outcomes.push(write_file(root, journal, file, &lines)?);
+        }
+    }
+    Ok(outcomes)
+}
+
+fn write_file(
+    root: &Root,
+    journal: &mut Journal,
+    file: &str,
+    lines: &BTreeMap<String, String>,
+) -> Result<Outcome, ApplyError> {
+    let before = match read(root, file) {
+        Ok(before) => before,
+        Err(error) => return Ok(Outcome::Failed { file: file.to_owned(), why: error.to_string() }),
+    };
+    let after = merge(before.as_deref().unwrap_or(HEADER), lines);
+    let file = file.to_owned();
+    if before.as_ref() == Some(&after) {
+        return Ok(Outcome::Unchanged { file, now: after });
+    }
+    journal.add(Entry::File {
+        file: file.clone(),
+        before: before.clone(),
+        after: after.clone(),
+    })?;
+    let path = root.locate(&file);
+    let written =
+        parent(&path).and_then(std::fs::create_dir_all).and_then(|()| replace_file(&path, &after));
+    Ok(match written {
+        Ok(()) => Outcome::Changed { file, before: before.unwrap_or_default(), now: after },
+        Err(error) => Outcome::Failed { file, why: error.to_string() },
+    })
+}
+
+/// The old lines that the new ones say nothing about, and the new ones.
+fn merge(old: &str, lines: &BTreeMap<String, String>) -> String {
+    let is_replaced = |line: &&str| {
+        lines.keys().any(|key| {
+            line.strip_prefix(key.as_str()).is_some_and(|rest| rest.trim_start().starts_with('='))
+        })
+    };
+    let kept = old.lines().filter(|line| !is_replaced(line));
+    let all = kept.chain(lines.values().map(String::as_str));
+    all.fold(String::new(), |text, line| text + line + "\n")
+}
+
+/// The file's text as it is, or `None` without it. What is no text of ours is an error, as it
+/// could not be given back.
+fn read(root: &Root, file: &str) -> io::Result<Option<String>> {
+    if !root.exists(file) {
+        return Ok(None);
+    }
+    let metadata = std::fs::symlink_metadata(root.locate(file))?;
+    if !metadata.is_file() || metadata.len() > crate::limits::FILE_BYTES_MAX {
+        return Err(io::Error::other("it is no file of ours"));
+    }
+    std::fs::read_to_string(root.locate(file)).map(Some)
+}
+
+pub(super) fn undo(root: &Root, file: &str, before: Option<&str>, after: &str) -> Outcome {
+    let file = file.to_owned();
+    let now = match read(root, &file) {
+        Ok(now) => now,
+        Err(error) => return Outcome::Failed { file, why: error.to_string() },
+    };
+    let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
+    if now.as_deref() == before {
+        return Outcome::Unchanged { file, now: text(before) };
+    }
+    if now.as_deref() != Some(after) {
+        return Outcome::ChangedSince { file, now: text(now.as_deref()), before: text(before) };
+    }
+    let path = root.locate(&file);
+    let restored = match before {
+        Some(before) => replace_file(&path, before),
+        None => std::fs::remove_file(&path).and_then(|()| sync_directory(parent(&path)?)),
+    };
+    match restored {
+        Ok(()) => Outcome::Changed { file, before: after.to_owned(), now: text(before) },
+        Err(error) => Outcome::Failed { file, why: error.to_string() },
+    }
+}

@@ -1,0 +1,195 @@
+use std::fs;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SCHEDULER: &str = "/sys/block/sda/queue/scheduler";
+const BACKLOG: &str = "/proc/sys/net/core/somaxconn";
+
+/// A host of two settings, kept as plain files: what is written is what is read.
+fn host() -> (tempfile::TempDir, Root) {
+    // In memory where there is such a place: a journal is synced often.
+    let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+    let directory = directory.expect("a directory");
+    let root = Root::new(directory.path());
+    for (file, value) in [(SCHEDULER, "[mq-deadline] none"), (BACKLOG, "128")] {
+        let path = root.locate(file);
+        fs::create_dir_all(path.parent().expect("it has one")).expect("a directory");
+        fs::write(path, value).expect("a file");
+    }
+    (directory, root)
+}
+
+fn change(file: &str, value: &str) -> Change {
+    Change { file: file.to_owned(), before: String::new(), value: value.to_owned() }
+}
+
+fn changes() -> [Change; 2] {
+    [change(SCHEDULER, "none"), change(BACKLOG, "1024")]
+}
+
+fn value(root: &Root, file: &str) -> String {
+    current(root, file).expect("it is there")
+}
+
+#[test]
+fn changes_are_made_kept_and_undone() {
+    let (_directory, root) = host();
+    let outcomes = apply(&root, &changes(), true).expect("it can");
+    assert!(outcomes.iter().all(|o| matches!(o, Outcome::Changed { .. })), "{outcomes:?}");
+    assert_eq!((value(&root, SCHEDULER), value(&root, BACKLOG)), ("none".into(), "1024".into()));
+    let udev = root.read(UDEV_FILE).expect("written");
+    let rule = r#"ACTION=="add|change", SUBSYSTEM=="block", ENV{DEVTYPE}=="disk", KERNEL=="sda", ATTR{queue/scheduler}="none""#;
+    assert!(udev.lines().any(|line| line == rule), "{udev}");
+    assert!(root.read(SYSCTL_FILE).expect("written").ends_with("net.core.somaxconn = 1024"));
+
+    // A second time nothing is left to do, and the way back is not forgotten.
+    let outcomes = apply(&root, &changes(), true).expect("it can");
+    assert!(outcomes.iter().all(|o| matches!(o, Outcome::Unchanged { .. })), "{outcomes:?}");
+
+    let outcomes = undo(&root).expect("it can");
+    assert_eq!(outcomes.len(), 4);
+    assert!(outcomes.iter().all(|o| matches!(o, Outcome::Changed { .. })), "{outcomes:?}");
+    assert_eq!(value(&root, SCHEDULER), "mq-deadline");
+    assert_eq!(value(&root, BACKLOG), "128");
+    assert!(!root.exists(UDEV_FILE) && !root.exists(SYSCTL_FILE) && !root.exists(JOURNAL));
+    assert!(undo(&root).expect("nothing to do").is_empty());
+}
+
+#[test]
+fn changes_of_one_setting_are_undone_to_the_first() {
+    let (_directory, root) = host();
+    for value in ["512", "1024", "2048"] {
+        apply(&root, &[change(BACKLOG, value)], true).expect("it can");
+    }
+    assert_eq!(root.read(SYSCTL_FILE).expect("written").lines().count(), 2, "the last alone");
+    undo(&root).expect("it can");
+    assert_eq!(value(&root, BACKLOG), "128");
+    assert!(!root.exists(SYSCTL_FILE) && !root.exists(JOURNAL));
+}
+
+#[test]
+fn what_was_applied_before_is_kept_too_when_asked_later() {
+    let (_directory, root) = host();
+    apply(&root, &changes(), false).expect("it can");
+    assert!(!root.exists(UDEV_FILE));
+    apply(&root, &[], true).expect("it can");
+    assert!(root.exists(UDEV_FILE) && root.exists(SYSCTL_FILE));
+}
+
+#[test]
+fn what_somebody_else_changed_is_left() {
+    let (_directory, root) = host();
+    apply(&root, &changes(), true).expect("it can");
+    fs::write(root.locate(BACKLOG), "4096\n").expect("written");
+    fs::write(root.locate(SYSCTL_FILE), "mine = 1\n").expect("written");
+    let outcomes = undo(&root).expect("it can");
+    let left = outcomes.iter().filter(|o| matches!(o, Outcome::ChangedSince { .. })).count();
+    assert_eq!(left, 2, "{outcomes:?}");
+    assert_eq!(value(&root, BACKLOG), "4096");
+    assert_eq!(root.read(SYSCTL_FILE).expect("left"), "mine = 1");
+    assert_eq!(value(&root, SCHEDULER), "mq-deadline");
+    assert!(!root.exists(JOURNAL));
+}
+
+#[test]
+fn lines_of_others_in_a_kept_file_come_back() {
+    let (_directory, root) = host();
+    let path = root.locate(SYSCTL_FILE);
+    fs::create_dir_all(path.parent().expect("it has one")).expect("a directory");
+    let old = "net.core.somaxconn = 1\nnet.core.somaxconn_other = 2";
+    fs::write(&path, old).expect("written");
+    apply(&root, &changes(), true).expect("it can");
+    let new = fs::read_to_string(&path).expect("written");
+    assert_eq!(new, "net.core.somaxconn_other = 2\nnet.core.somaxconn = 1024\n");
+    undo(&root).expect("it can");
+    assert_eq!(fs::read_to_string(&path).expect("restored"), old);
+}
+
+/// A crash leaves a prefix of the journal, and either the change after it or not.
+#[test]
+fn a_crash_at_any_byte_of_the_journal_can_be_undone() {
+    let (_directory, root) = host();
+    apply(&root, &changes(), false).expect("it can");
+    let journal = fs::read(root.locate(JOURNAL)).expect("it is there");
+    let lines = |bytes: &[u8]| bytes.iter().filter(|&&byte| byte == b'\n').count();
+    for cut in 0..=journal.len() {
+        for is_last_made in [false, true] {
+            let whole = lines(&journal[..cut]);
+            let made = whole.saturating_sub(usize::from(!is_last_made));
+            let texts = [["[mq-deadline] none", "none"], ["128", "1024"]];
+            for (index, file) in [SCHEDULER, BACKLOG].into_iter().enumerate() {
+                let text = texts[index][usize::from(index < made)];
+                fs::write(root.locate(file), text).expect("written");
+            }
+            fs::write(root.locate(JOURNAL), &journal[..cut]).expect("written");
+            undo(&root).expect("it can");
+            assert_eq!(value(&root, SCHEDULER), "mq-deadline", "cut at {cut}");
+            assert_eq!(value(&root, BACKLOG), "128", "cut at {cut}");
+            assert!(!root.exists(JOURNAL));
+        }
+    }
+}
+
+#[test]
+fn a_failure_keeps_its_way_back_and_does_not_stop_the_rest() {
+    let (_directory, root) = host();
+    let missing = "/sys/block/sdz/queue/scheduler";
+    let outcomes = apply(&root, &[change(missing, "none"), change(BACKLOG, "1024")], false);
+    let outcomes = outcomes.expect("it can");
+    assert!(outcomes[0].is_failure() && !outcomes[1].is_failure(), "{outcomes:?}");
+    assert!(apply(&root, &[change("/etc/passwd", "x")], false).expect("it can")[0].is_failure());
+
+    // What cannot be read when it is undone stays in the journal.
+    fs::remove_file(root.locate(BACKLOG)).expect("removed");
+    fs::create_dir(root.locate(BACKLOG)).expect("a directory");
+    assert!(undo(&root).expect("it can")[0].is_failure());
+    fs::remove_dir(root.locate(BACKLOG)).expect("removed");
+    fs::write(root.locate(BACKLOG), "1024").expect("written");
+    undo(&root).expect("it can");
+    assert_eq!(value(&root, BACKLOG), "128");
+}
+
+#[test]
+fn a_journal_is_not_trusted() {
+    let (_directory, root) = host();
+    fs::create_dir_all(root.locate("/var/lib/flagstone")).expect("a directory");
+    fs::create_dir_all(root.locate("/etc")).expect("a directory");
+    fs::write(root.locate("/etc/passwd"), "x").expect("written");
+    for line in [
+        r#"{"entry":"setting","file":"/etc/passwd","before":"y","after":"x"}"#,
+        r#"{"entry":"setting","file":"/sys/block/../../etc/passwd","before":"y","after":"x"}"#,
+        r#"{"entry":"setting","file":"/sys/block/../queue/scheduler","before":"y","after":"x"}"#,
+        r#"{"entry":"file","file":"/etc/passwd","before":null,"after":"x"}"#,
+        r#"{"entry":"other"}"#,
+        "nonsense",
+    ] {
+        fs::write(root.locate(JOURNAL), format!("{line}\n")).expect("written");
+        let error = undo(&root).expect_err(line);
+        assert!(matches!(error, ApplyError::Corrupt { line: 1, .. }), "{error}");
+        assert!(apply(&root, &changes(), false).is_err(), "{line}");
+        assert_eq!(value(&root, BACKLOG), "128");
+        assert_eq!(root.read("/etc/passwd").expect("whole"), "x");
+    }
+}
+
+#[test]
+fn two_do_not_change_settings_at_a_time() {
+    let (_directory, root) = host();
+    let held = Journal::open(&root).expect("it can");
+    assert!(matches!(apply(&root, &changes(), false), Err(ApplyError::Busy)));
+    drop(held);
+    apply(&root, &changes(), false).expect("it can");
+}
+
+proptest! {
+    #[test]
+    fn any_journal_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let (_directory, root) = host();
+        fs::create_dir_all(root.locate("/var/lib/flagstone")).expect("a directory");
+        fs::write(root.locate(JOURNAL), bytes).expect("written");
+        let _ = undo(&root);
+        prop_assert_eq!(value(&root, BACKLOG), "128");
+    }
+}

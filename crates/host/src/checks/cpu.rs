@@ -1,0 +1,224 @@
+//! CPUs: enough of them, at full clock, and each with its part of the interrupts.
+
+use std::collections::BTreeSet;
+
+use crate::facts::{Facts, Irq, Seen};
+
+use super::{
+    Change, Evidence, Expectations, Finding, GOOGLE, Judgement, KERNEL, REASONED, Severity,
+};
+
+/// The page's IOPS for each free CPU: of reads, and of writes.
+const IOPS_PER_CPU: (u64, u64) = (2_000, 2_500);
+/// An interrupt that came less often since the start costs nothing.
+const BUSY_INTERRUPTS: u64 = 10_000;
+
+pub(super) fn judge(facts: &Facts, expected: &Expectations, out: &mut Judgement) {
+    free(facts, expected, out);
+    governor(facts, out);
+    nvme_queues(facts, out);
+    balance(facts, out);
+}
+
+fn free(facts: &Facts, expected: &Expectations, out: &mut Judgement) {
+    const CHECK: &str = "free CPUs";
+    let (Some(free), Some(count)) = (facts.cpus_free(), facts.cpu_count()) else {
+        return out.unknown("CPUs", "how many are free is not known");
+    };
+    let (fewest, most) = (IOPS_PER_CPU.0 as f64, IOPS_PER_CPU.1 as f64);
+    let good_for = format!("good for {:.0} to {:.0} IOPS", free * fewest, free * most);
+    let Some(iops) = expected.iops else {
+        if free < 1.0 {
+            return busy(facts, free, count, out);
+        }
+        return out.right(CHECK, "host", format!("{free:.1} of {count} free, {good_for}"));
+    };
+    if free * fewest >= iops as f64 {
+        return out.right(CHECK, "host", format!("{free:.1} of {count} free, {good_for}"));
+    }
+    let wanted = (iops.div_ceil(IOPS_PER_CPU.1), iops.div_ceil(IOPS_PER_CPU.0));
+    let severity = match free * most >= iops as f64 {
+        true => Severity::Medium,
+        false => Severity::High,
+    };
+    let seen: [Option<Evidence>; 2] = [
+        facts.cpus.online.as_ref().map(Evidence::from),
+        facts.cpus.load.as_ref().map(Evidence::from),
+    ];
+    let what = format!(
+        "{free:.1} of {count} CPUs are free; {iops} IOPS want {} to {} of them",
+        wanted.0, wanted.1
+    );
+    out.findings.push(
+        Finding::advice(CHECK, severity, "host", what, seen.into_iter().flatten().collect())
+            .effect(format!("one free CPU for each 2,000 to 2,500 IOPS: {good_for} now"), GOOGLE)
+            .by_hand(
+                "take a machine with more CPUs, or move other work away: top -o %CPU",
+                "the machine as it was",
+                "costs money or another machine",
+            ),
+    );
+}
+
+/// No expectation is known, but no CPU is free for any.
+fn busy(facts: &Facts, free: f64, count: usize, out: &mut Judgement) {
+    let evidence = facts.cpus.load.as_ref().map(Evidence::from).into_iter().collect();
+    let what = format!("{free:.1} of {count} CPUs are free: not one for I/O");
+    out.findings.push(
+        Finding::advice("free CPUs", Severity::Medium, "host", what, evidence)
+            .effect("one free CPU for each 2,000 to 2,500 IOPS", GOOGLE)
+            .by_hand(
+                "top -o %CPU   # what takes them",
+                "nothing was changed",
+                "the load is the last minute's mean, and counts tasks that wait for disks too",
+            ),
+    );
+}
+
+fn governor(facts: &Facts, out: &mut Judgement) {
+    const CHECK: &str = "CPU governor";
+    let slow: Vec<_> = facts
+        .cpus
+        .policies
+        .iter()
+        .filter(|policy| policy.governor.value != "performance")
+        .filter(|policy| policy.available.iter().any(|name| name == "performance"))
+        .collect();
+    let Some(first) = slow.first() else {
+        if !facts.cpus.policies.is_empty() {
+            out.right(CHECK, "host", "performance, or nothing else to be had");
+        } else if facts.cpus.online.is_some() {
+            out.right(CHECK, "host", "the clock is not this kernel's to set");
+        }
+        return;
+    };
+    let what =
+        format!("{} policies slow CPUs down, the first by {}", slow.len(), first.governor.value);
+    let change = |policy: &&crate::facts::Policy| Change {
+        file: policy.governor.file.clone(),
+        before: policy.governor.value.clone(),
+        value: "performance".to_owned(),
+    };
+    let changes: Vec<Change> = slow.iter().map(change).collect();
+    let mut finding =
+        Finding::advice(CHECK, Severity::Medium, "host", what, vec![(&first.governor).into()])
+            .effect(
+                "no wait for the clock to rise after each idle moment: latency at low depth",
+                format!("{KERNEL}admin-guide/pm/cpufreq.rst; not measured on this host"),
+            )
+            .by_writing(changes);
+    if facts.battery == Some(true) {
+        finding.safe = false;
+        finding.changes.clear();
+        finding.caution =
+            Some("this host has a battery, which it empties: by hand only".to_owned());
+    }
+    out.findings.push(finding);
+}
+
+/// The CPUs of a device's interrupts.
+fn cpus_of<'a>(irqs: impl Iterator<Item = &'a Irq>) -> Option<BTreeSet<u32>> {
+    let mut cpus = BTreeSet::new();
+    for irq in irqs {
+        cpus.extend(irq.cpus.as_ref()?.value.iter().copied());
+    }
+    Some(cpus)
+}
+
+/// The device and the number of an NVMe queue: `nvme0q3` is queue 3 of `nvme0`.
+fn nvme_queue(name: &str) -> Option<(&str, u32)> {
+    let (device, queue) = name.rsplit_once('q')?;
+    let digits = device.strip_prefix("nvme")?;
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then_some((device, queue.parse().ok()?))
+}
+
+fn nvme_queues(facts: &Facts, out: &mut Judgement) {
+    const CHECK: &str = "NVMe interrupts";
+    let (Some(irqs), Some(count)) = (&facts.irqs, facts.cpu_count()) else { return };
+    let queues =
+        |irq: &Irq| nvme_queue(&irq.name).filter(|queue| queue.1 > 0).map(|q| q.0.to_owned());
+    let devices: BTreeSet<String> = irqs.iter().filter_map(queues).collect();
+    for device in devices {
+        let of_device: Vec<&Irq> =
+            irqs.iter().filter(|irq| queues(irq).as_deref() == Some(device.as_str())).collect();
+        let Some(cpus) = cpus_of(of_device.iter().copied()) else {
+            out.unknown(&device, "which CPUs get its interrupts is not known");
+            continue;
+        };
+        let (queue_count, cpu_count) = (of_device.len(), cpus.len());
+        let evidence = of_device.iter().filter_map(|irq| irq.cpus.as_ref()).take(4);
+        let evidence: Vec<Evidence> = evidence.map(Evidence::from).collect();
+        if cpu_count * 2 <= queue_count.min(count) && count > 1 {
+            let what = format!("{queue_count} queues interrupt {cpu_count} of {count} CPUs");
+            let commands = spread(&of_device, count);
+            out.findings.push(
+                Finding::advice(CHECK, Severity::High, &device, what, evidence)
+                    .effect("completions are handled where they were asked for", REASONED)
+                    .by_hand(
+                        commands,
+                        restore(&of_device),
+                        "a kernel that manages them itself (4.8 and later, most drivers) refuses; \
+                         then look for isolcpus= or irqaffinity= on its command line",
+                    ),
+            );
+        } else if queue_count * 2 <= count {
+            let what = format!("{queue_count} queues for {count} CPUs: CPUs share a queue");
+            out.findings.push(
+                Finding::advice(CHECK, Severity::Low, &device, what, evidence)
+                    .effect("CPUs do not wait for each other at a queue", REASONED)
+                    .by_hand(
+                        format!(
+                            "nvme get-feature /dev/{device} -f 7 -H   # what the device grants"
+                        ),
+                        "nothing was changed",
+                        "the device decides; some clouds give more queues to larger machines",
+                    ),
+            );
+        } else {
+            out.right(CHECK, &device, format!("{queue_count} queues on {cpu_count} CPUs"));
+        }
+    }
+}
+
+/// The file that sets what the effective list shows.
+fn wanted_file(seen: &Seen<Vec<u32>>) -> String {
+    seen.file.replace("effective_affinity_list", "smp_affinity_list")
+}
+
+fn spread(irqs: &[&Irq], cpus: usize) -> String {
+    let files = irqs.iter().filter_map(|irq| irq.cpus.as_ref()).map(wanted_file);
+    let lines = files.enumerate().map(|(i, file)| format!("echo {} > {file}", i % cpus));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn restore(irqs: &[&Irq]) -> String {
+    let seen = irqs.iter().filter_map(|irq| irq.cpus.as_ref());
+    let lines = seen.map(|seen| format!("echo {} > {}", seen.text, wanted_file(seen)));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn balance(facts: &Facts, out: &mut Judgement) {
+    const CHECK: &str = "irqbalance";
+    let (Some(irqs), Some(count)) = (&facts.irqs, facts.cpu_count()) else { return };
+    if facts.processes.is_some_and(|processes| processes.irqbalance) {
+        return out.right(CHECK, "host", "irqbalance runs");
+    }
+    let busy = || irqs.iter().filter(|irq| irq.count >= BUSY_INTERRUPTS && irq.cpus.is_some());
+    let cpus = cpus_of(busy()).unwrap_or_default();
+    if facts.processes.is_none() || count == 1 || busy().count() < 2 || cpus.len() > 1 {
+        return out.right(CHECK, "host", "not needed: no CPU has all of the interrupts");
+    }
+    let evidence: Vec<Evidence> =
+        busy().filter_map(|irq| irq.cpus.as_ref()).take(4).map(Evidence::from).collect();
+    let what = format!("one CPU of {count} gets the interrupts of all busy devices");
+    out.findings.push(
+        Finding::advice(CHECK, Severity::Medium, "host", what, evidence)
+            .effect("the CPU that gets them all is the first to be full", REASONED)
+            .by_hand(
+                "systemctl enable --now irqbalance",
+                "systemctl disable --now irqbalance",
+                "it starts a service that goes on moving interrupts",
+            ),
+    );
+}

@@ -1,0 +1,146 @@
+//! File systems on disks: discard, ext4's initialisation after mkfs, barriers on local SSD.
+
+use crate::facts::{Disk, Facts, Media};
+use crate::inspect::DeviceUse;
+use crate::parse::Mount;
+
+use super::{Evidence, Expectations, Finding, GOOGLE, Judgement, REASONED, Severity, node, quote};
+
+/// File systems that pass discards on.
+const DISCARDING: [&str; 5] = ["ext4", "xfs", "btrfs", "f2fs", "vfat"];
+
+pub(super) fn judge(facts: &Facts, expected: &Expectations, disk: &Disk, out: &mut Judgement) {
+    for mount in facts.mounts_of(disk).filter(|mount| DISCARDING.contains(&mount.fs.as_str())) {
+        discard(facts, disk, mount, out);
+        barrier(disk, mount, out);
+    }
+    let is_mounted = facts.mounts_of(disk).next().is_some();
+    let is_free = facts.uses.get(&disk.name).is_none_or(DeviceUse::is_free);
+    let is_blank = is_free && !is_mounted && disk.partitions.is_empty() && disk.holders.is_empty();
+    if expected.named.contains(&disk.name) && facts.mounts.is_some() && is_blank {
+        format(disk, out);
+    }
+}
+
+fn evidence(mount: &Mount) -> Evidence {
+    let value = format!("{} {} {}", mount.source, mount.at, mount.options.join(","));
+    let value = value.chars().map(|c| if c.is_control() { ' ' } else { c }).take(160).collect();
+    Evidence { file: "/proc/self/mountinfo".to_owned(), value }
+}
+
+fn discard(facts: &Facts, disk: &Disk, mount: &Mount, out: &mut Judgement) {
+    const CHECK: &str = "discard";
+    let Some(most) = disk.discard_max_bytes.as_ref().filter(|most| most.value > 0) else { return };
+    if mount.options.iter().any(|o| o == "discard" || o.starts_with("discard=")) {
+        return out.right(CHECK, &mount.at, "mounted with discard");
+    }
+    match &facts.fstrim {
+        Some(seen) if seen.value => out.right(CHECK, &mount.at, "fstrim runs regularly"),
+        None => out.unknown(&mount.at, "whether fstrim runs regularly is not known"),
+        Some(seen) => {
+            let what = "freed blocks are never told to the disk".to_owned();
+            let evidence = vec![evidence(mount), most.into(), seen.into()];
+            out.findings.push(
+                Finding::advice(CHECK, Severity::Medium, &mount.at, what, evidence)
+                    .effect("an SSD that knows its free blocks has less to move on writes", GOOGLE)
+                    .by_hand(
+                        format!(
+                            "systemctl enable --now fstrim.timer\n# or, at once and always: \
+                             mount -o remount,discard {}",
+                            quote(&mount.at)
+                        ),
+                        "systemctl disable --now fstrim.timer",
+                        "discarded blocks cannot be recovered by an undelete tool",
+                    ),
+            );
+        }
+    }
+}
+
+fn barrier(disk: &Disk, mount: &Mount, out: &mut Judgement) {
+    const CHECK: &str = "barriers";
+    let is_off = mount.has("nobarrier") || mount.has("barrier=0");
+    // xfs and btrfs have no such option any more, or never advised it.
+    let can_be_off = mount.fs == "ext4";
+    match (disk.media == Media::LocalSsd, is_off) {
+        (true, true) => {
+            out.right(CHECK, &mount.at, "off, on a local SSD; a crash may cost its data")
+        }
+        (false, false) => out.right(CHECK, &mount.at, "on"),
+        (true, false) if can_be_off => {
+            let what = "barriers are on; on a local SSD they may be traded for speed".to_owned();
+            out.findings.push(
+                Finding::advice(CHECK, Severity::Info, &mount.at, what, vec![evidence(mount)])
+                    .effect("fsync does not wait for the SSD's flush", GOOGLE)
+                    .by_hand(
+                        format!("mount -o remount,nobarrier {}", quote(&mount.at)),
+                        format!("mount -o remount,barrier {}", quote(&mount.at)),
+                        "after a crash of the machine or a loss of power, what fsync promised may \
+                         be lost and the file system be damaged; the page lets a local SSD flush \
+                         within 2 s. Only for data that can be made again",
+                    ),
+            );
+        }
+        (true, false) => out.right(CHECK, &mount.at, "on"),
+        (false, true) => {
+            let what = "barriers are off on a disk that outlives its machine".to_owned();
+            out.findings.push(
+                Finding::advice(CHECK, Severity::Info, &mount.at, what, vec![evidence(mount)])
+                    .effect(
+                        "on, they cost the wait for a flush at fsync, and keep promises",
+                        REASONED,
+                    )
+                    .by_hand(
+                        format!("mount -o remount,barrier {}", quote(&mount.at)),
+                        format!("mount -o remount,nobarrier {}", quote(&mount.at)),
+                        "as it is, a crash may damage the file system and lose what fsync promised",
+                    ),
+            );
+        }
+    }
+}
+
+/// What to give mkfs for a disk that is about to be used.
+fn format(disk: &Disk, out: &mut Judgement) {
+    let node = node(&disk.name);
+    let what = "if it gets an ext4, initialise all of it at mkfs".to_owned();
+    let evidence = disk.discard_max_bytes.as_ref().map(Evidence::from).into_iter().collect();
+    let options = match disk.discard_max_bytes.as_ref().is_some_and(|most| most.value > 0) {
+        true => "lazy_itable_init=0,lazy_journal_init=0,discard",
+        false => "lazy_itable_init=0,lazy_journal_init=0",
+    };
+    out.findings.push(
+        Finding::advice("mkfs", Severity::Info, &disk.name, what, evidence)
+            .effect("no background writes of ext4 after mkfs", GOOGLE)
+            .by_hand(
+                format!("mkfs.ext4 -E {options} {node}"),
+                "none: mkfs destroys what was there",
+                format!("destroys what is on {node}; look first: blkid {node}"),
+            ),
+    );
+}
+
+/// ext4's background initialisation, while it runs.
+pub(super) fn lazy_initialisation(facts: &Facts, out: &mut Judgement) {
+    const CHECK: &str = "ext4 initialisation";
+    let Some(processes) = facts.processes else { return };
+    if !processes.ext4_lazyinit {
+        return out.right(CHECK, "host", "no ext4 is being initialised in the background");
+    }
+    let value = "ext4lazyinit".to_owned();
+    let evidence = vec![Evidence { file: "/proc/*/comm".to_owned(), value }];
+    let what = "the kernel still writes tables of a new ext4 in the background".to_owned();
+    let mounts = facts.mounts.iter().flatten().filter(|mount| mount.fs == "ext4");
+    let command: Vec<String> = mounts
+        .map(|mount| format!("mount -o remount,init_itable=0 {}", quote(&mount.at)))
+        .collect();
+    out.findings.push(
+        Finding::advice(CHECK, Severity::Medium, "host", what, evidence)
+            .effect("measurements are disturbed until it is done", REASONED)
+            .by_hand(
+                format!("# full speed, to be done sooner\n{}", command.join("\n")),
+                command.join("\n").replace("init_itable=0", "init_itable=10"),
+                "at full speed it takes more of the disk until it is done",
+            ),
+    );
+}

@@ -1,0 +1,362 @@
+//! What a device or a file is used for, so that nothing is destroyed by surprise.
+//!
+//! It promises to err towards "in use": whatever could not be looked at is told in
+//! [`DeviceUse::unknown`], and such a device does not count as free. Looking changes nothing on
+//! the device. It is a look at one moment: a device that is free now may be mounted in the next.
+
+mod signature;
+
+use std::fs::{File, Metadata};
+use std::io::{self, Seek as _, SeekFrom};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use serde::Serialize;
+
+use crate::limits::HOLDER_LEVELS_MAX;
+use crate::parse;
+use crate::root::{self, Root};
+
+pub use signature::{Signature, signatures};
+
+/// What a path names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Target {
+    /// A block device, by the kernel's name.
+    BlockDevice {
+        /// Such as `sdb` or `nvme0n1p1`; the number `major:minor` if sysfs does not say.
+        name: String,
+        /// Bytes; `None` if sysfs does not say.
+        size_bytes: Option<u64>,
+    },
+    /// A regular file.
+    File {
+        /// Bytes.
+        size_bytes: u64,
+    },
+    /// A directory, a character device or another thing that holds no data of its own.
+    Other,
+}
+
+/// One way in which a device, or a part of it, is used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "use")]
+pub enum Use {
+    /// Mounted.
+    Mounted {
+        /// The device or partition.
+        device: String,
+        /// Where.
+        at: String,
+    },
+    /// Swap space in use.
+    Swap {
+        /// The device, partition or file.
+        device: String,
+    },
+    /// Another device is made of it: device mapper (LVM, LUKS, multipath), md, bcache, DRBD.
+    Holder {
+        /// The device or partition.
+        device: String,
+        /// The device that is made of it.
+        holder: String,
+    },
+    /// A file that is a loop device.
+    Loop {
+        /// The loop device.
+        device: String,
+    },
+    /// Partitions that the kernel knows.
+    Partitions {
+        /// The device.
+        device: String,
+        /// Their names.
+        partitions: Vec<String>,
+    },
+    /// A file system, a volume or a partition table on it.
+    Signature {
+        /// The device or partition.
+        device: String,
+        /// What.
+        signature: Signature,
+    },
+    /// The kernel has it claimed for something that is not seen from here, such as a mount in
+    /// another container.
+    Claimed {
+        /// The device.
+        device: String,
+    },
+    /// It is read-only.
+    ReadOnly {
+        /// The device.
+        device: String,
+    },
+}
+
+impl std::fmt::Display for Use {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Use::Mounted { device, at } => write!(f, "{device} is mounted at {at}"),
+            Use::Swap { device } => write!(f, "{device} is swap space in use"),
+            Use::Holder { device, holder } => write!(f, "{device} is a part of {holder}"),
+            Use::Loop { device } => write!(f, "it is the loop device {device}"),
+            Use::Partitions { device, partitions } => {
+                write!(f, "{device} has partitions: {}", partitions.join(", "))
+            }
+            Use::Signature { device, signature } => {
+                write!(f, "{device} holds {} (at byte {})", signature.kind, signature.offset_bytes)
+            }
+            Use::Claimed { device } => write!(f, "the kernel has {device} claimed for something"),
+            Use::ReadOnly { device } => write!(f, "{device} is read-only"),
+        }
+    }
+}
+
+/// What was found about a device or a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DeviceUse {
+    /// The path that was asked about.
+    pub path: PathBuf,
+    /// What it names.
+    pub target: Target,
+    /// The uses found, the ones in progress first.
+    pub uses: Vec<Use>,
+    /// What could not be looked at, and why.
+    pub unknown: Vec<String>,
+}
+
+impl DeviceUse {
+    /// Whether nothing was found and all could be looked at. A file with content but without a
+    /// signature is free in this sense: whose content it is, is for the caller to know.
+    pub fn is_free(&self) -> bool {
+        self.uses.is_empty() && self.unknown.is_empty() && self.target != Target::Other
+    }
+
+    /// Each thing found or not known, a sentence each, for a refusal.
+    pub fn reasons(&self) -> Vec<String> {
+        let other = (self.target == Target::Other)
+            .then(|| "it is neither a block device nor a regular file".to_owned());
+        let uses = self.uses.iter().map(ToString::to_string);
+        uses.chain(self.unknown.iter().cloned()).chain(other).collect()
+    }
+}
+
+/// Finds what a block device or a file on this host is used for. Links are followed.
+///
+/// # Errors
+/// That the path cannot be looked up at all. Everything else is in [`DeviceUse::unknown`].
+pub fn inspect(path: &Path) -> io::Result<DeviceUse> {
+    let metadata = std::fs::metadata(path)?;
+    let mut look = Look::new();
+    let target = if metadata.file_type().is_block_device() {
+        look.block_device(path, metadata.rdev())
+    } else if metadata.is_file() {
+        look.file(path, &metadata);
+        Target::File { size_bytes: metadata.len() }
+    } else {
+        Target::Other
+    };
+    Ok(DeviceUse { path: path.to_owned(), target, uses: look.uses, unknown: look.unknown })
+}
+
+/// A look at one device in progress.
+struct Look {
+    host: Root,
+    mounts: Vec<parse::Mount>,
+    swaps: Vec<String>,
+    uses: Vec<Use>,
+    unknown: Vec<String>,
+}
+
+impl Look {
+    fn new() -> Look {
+        let mut look = Look {
+            host: Root::new("/"),
+            mounts: Vec::new(),
+            swaps: Vec::new(),
+            uses: Vec::new(),
+            unknown: Vec::new(),
+        };
+        look.mounts = parse::mounts(&look.text("/proc/self/mountinfo", "mounts"));
+        look.swaps = match look.host.exists("/proc/swaps") {
+            true => parse::swaps(&look.text("/proc/swaps", "swap space")),
+            // A kernel without swap has no such file, and no swap.
+            false => Vec::new(),
+        };
+        look
+    }
+
+    fn text(&mut self, path: &str, what: &str) -> String {
+        self.host.read(path).unwrap_or_else(|error| {
+            self.unknown.push(format!("{what}: cannot read {path}: {error}"));
+            String::new()
+        })
+    }
+
+    fn block_device(&mut self, path: &Path, rdev: u64) -> Target {
+        let number = number(rdev);
+        let directory = format!("/sys/dev/block/{number}");
+        let name = std::fs::canonicalize(&directory)
+            .ok()
+            .and_then(|real| real.file_name().map(|name| name.to_string_lossy().into_owned()));
+        let name = match name {
+            Some(name) => name,
+            None => {
+                self.unknown.push(format!("holders and partitions: sysfs has no {directory}"));
+                number.clone()
+            }
+        };
+        self.in_use(&name, &number);
+        self.partitions(&name, &directory);
+        self.parent(&directory);
+        self.claimed(path, &name);
+        match root::open(path) {
+            Ok(device) => self.signatures(device, &name),
+            Err(error) => {
+                self.unknown.push(format!("signatures: cannot open {}: {error}", path.display()));
+            }
+        }
+        let sectors = self.host.read(&format!("{directory}/size"));
+        let sectors = sectors.ok().and_then(|text| text.parse::<u64>().ok());
+        let size_bytes = sectors.map(|sectors| sectors.saturating_mul(512));
+        Target::BlockDevice { name, size_bytes }
+    }
+
+    /// Mounts, swap and holders of one device or partition.
+    fn in_use(&mut self, name: &str, number: &str) {
+        for mount in &self.mounts {
+            // btrfs has a number of its own for each mount, and names one of its devices.
+            let is_named = mount.source.starts_with('/')
+                && std::fs::metadata(&mount.source).is_ok_and(|source| {
+                    source.file_type().is_block_device() && self::number(source.rdev()) == number
+                });
+            if mount.dev == number || is_named {
+                let at = mount.at.clone();
+                push(&mut self.uses, Use::Mounted { device: name.to_owned(), at });
+            }
+        }
+        for swap in &self.swaps {
+            if std::fs::metadata(swap).is_ok_and(|swap| {
+                swap.file_type().is_block_device() && self::number(swap.rdev()) == number
+            }) {
+                push(&mut self.uses, Use::Swap { device: name.to_owned() });
+            }
+        }
+        self.holders(name, &format!("/sys/dev/block/{number}/holders"), 0);
+    }
+
+    /// Devices made of it, and what those are used for.
+    fn holders(&mut self, name: &str, directory: &str, level: usize) {
+        if level == HOLDER_LEVELS_MAX {
+            return;
+        }
+        for holder in self.host.list(directory).unwrap_or_default() {
+            let found = Use::Holder { device: name.to_owned(), holder: holder.clone() };
+            if self.uses.contains(&found) {
+                continue;
+            }
+            self.uses.push(found);
+            if let Ok(number) = self.host.read(&format!("/sys/block/{holder}/dev")) {
+                for mount in self.mounts.iter().filter(|mount| mount.dev == number) {
+                    let (device, at) = (holder.clone(), mount.at.clone());
+                    push(&mut self.uses, Use::Mounted { device, at });
+                }
+            }
+            self.holders(&holder, &format!("/sys/block/{holder}/holders"), level + 1);
+        }
+    }
+
+    fn partitions(&mut self, name: &str, directory: &str) {
+        let inside = self.host.list(directory).unwrap_or_default();
+        let is_partition =
+            |entry: &String| self.host.exists(&format!("{directory}/{entry}/partition"));
+        let partitions: Vec<String> = inside.into_iter().filter(is_partition).collect();
+        if partitions.is_empty() {
+            return;
+        }
+        for partition in &partitions {
+            if let Ok(number) = self.host.read(&format!("{directory}/{partition}/dev")) {
+                self.in_use(partition, &number);
+            }
+            let node = PathBuf::from("/dev").join(partition.replace('!', "/"));
+            if let Ok(device) = root::open(&node) {
+                self.signatures(device, partition);
+            }
+        }
+        push(&mut self.uses, Use::Partitions { device: name.to_owned(), partitions });
+    }
+
+    /// A partition is in use too when its whole disk is, as a part of a mapping or mounted.
+    fn parent(&mut self, directory: &str) {
+        if !self.host.exists(&format!("{directory}/partition")) {
+            return;
+        }
+        let Ok(real) = std::fs::canonicalize(directory) else { return };
+        let Some(parent) = real.parent().and_then(Path::file_name) else { return };
+        let parent = parent.to_string_lossy().into_owned();
+        if let Ok(number) = self.host.read(&format!("/sys/block/{parent}/dev")) {
+            self.in_use(&parent, &number);
+        }
+    }
+
+    /// Asks the kernel, who refuses an exclusive open of what is mounted or held anywhere, also
+    /// in other mount namespaces. Nothing is written, and the claim ends at once.
+    fn claimed(&mut self, path: &Path, name: &str) {
+        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let is_busy = rustix::fs::open(path, flags, Mode::empty())
+            .is_err_and(|error| error == rustix::io::Errno::BUSY);
+        if is_busy && self.uses.is_empty() {
+            self.uses.push(Use::Claimed { device: name.to_owned() });
+        }
+        let read_only = self.host.read(&format!("/sys/class/block/{name}/ro"));
+        if read_only.is_ok_and(|text| text == "1") {
+            self.uses.push(Use::ReadOnly { device: name.to_owned() });
+        }
+    }
+
+    fn signatures(&mut self, mut device: File, name: &str) {
+        let size = device.seek(SeekFrom::End(0));
+        match size.and_then(|size| signatures(&mut device, size)) {
+            Ok(found) => {
+                let device = || name.to_owned();
+                let found = found.into_iter();
+                self.uses
+                    .extend(found.map(|signature| Use::Signature { device: device(), signature }));
+            }
+            Err(error) => self.unknown.push(format!("signatures: cannot read {name}: {error}")),
+        }
+    }
+
+    fn file(&mut self, path: &Path, metadata: &Metadata) {
+        let name = path.display().to_string();
+        let is_same = |other: &str| {
+            std::fs::metadata(other)
+                .is_ok_and(|o| o.dev() == metadata.dev() && o.ino() == metadata.ino())
+        };
+        if self.swaps.iter().any(|swap| is_same(swap)) {
+            self.uses.push(Use::Swap { device: name.clone() });
+        }
+        for device in self.host.list("/sys/block").unwrap_or_default() {
+            let backing = self.host.read(&format!("/sys/block/{device}/loop/backing_file"));
+            if backing.is_ok_and(|backing| is_same(&backing)) {
+                self.uses.push(Use::Loop { device });
+            }
+        }
+        match root::open(path) {
+            Ok(file) => self.signatures(file, &name),
+            Err(error) => self.unknown.push(format!("signatures: cannot open {name}: {error}")),
+        }
+    }
+}
+
+fn push(uses: &mut Vec<Use>, found: Use) {
+    if !uses.contains(&found) {
+        uses.push(found);
+    }
+}
+
+fn number(rdev: u64) -> String {
+    format!("{}:{}", rustix::fs::major(rdev), rustix::fs::minor(rdev))
+}

@@ -1,0 +1,115 @@
+//! The files of a host: of this one, or of a recorded tree below a directory.
+//!
+//! Paths are written as on the host (`/sys/block/sda/size`). Reads are bounded, never wait for a
+//! writer (a FIFO in a recorded tree), and say why they failed.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::limits::{DIRECTORY_ENTRIES_MAX, FILE_BYTES_MAX};
+
+/// Where a recorded tree has what commands printed, by the command's line.
+const COMMANDS: &str = "/commands";
+
+/// The files of one host.
+#[derive(Debug, Clone)]
+pub struct Root {
+    base: PathBuf,
+}
+
+impl Root {
+    /// Files below `base`; `/` is this host.
+    pub fn new(base: impl Into<PathBuf>) -> Root {
+        Root { base: base.into() }
+    }
+
+    /// Whether this is the host that the program runs on.
+    pub fn is_this_host(&self) -> bool {
+        self.base == Path::new("/")
+    }
+
+    /// Where a host's path is.
+    pub fn locate(&self, path: &str) -> PathBuf {
+        self.base.join(path.trim_start_matches('/'))
+    }
+
+    /// The text of a small file without the blanks around it; bytes that are no UTF-8 become `�`.
+    ///
+    /// # Errors
+    /// What opening or reading gave, or `FileTooLarge`.
+    pub fn read(&self, path: &str) -> io::Result<String> {
+        let file = open(&self.locate(path))?;
+        Ok(bounded(file)?.trim().to_owned())
+    }
+
+    /// Names in a directory, sorted.
+    ///
+    /// # Errors
+    /// What opening or reading gave, or `FileTooLarge` with more than can be read.
+    pub fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(self.locate(path))? {
+            if names.len() == DIRECTORY_ENTRIES_MAX {
+                return Err(io::ErrorKind::FileTooLarge.into());
+            }
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort_by(|a, b| natural(a).cmp(&natural(b)));
+        Ok(names)
+    }
+
+    /// Whether anything is at a path, be it a link that leads nowhere.
+    pub fn exists(&self, path: &str) -> bool {
+        std::fs::symlink_metadata(self.locate(path)).is_ok()
+    }
+
+    /// What a command prints on this host, or printed where the tree was recorded.
+    ///
+    /// # Errors
+    /// That it is not there, or failed.
+    pub fn command(&self, words: &[&str]) -> io::Result<String> {
+        if !self.is_this_host() {
+            return self.read(&format!("{COMMANDS}/{}", words.join(" ")));
+        }
+        let mut child = Command::new(words[0])
+            .args(&words[1..])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let output = match child.stdout.take() {
+            Some(stdout) => bounded(stdout),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        };
+        let status = child.wait()?;
+        match status.success() {
+            true => output,
+            false => Err(io::Error::other(format!("{} ended with {status}", words[0]))),
+        }
+    }
+}
+
+/// Opens for reading without waiting, whatever it is.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
+}
+
+fn bounded(source: impl io::Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    source.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A key that sorts `sda2` before `sda10`: the letters, then the number at the end.
+fn natural(name: &str) -> (&str, usize, &str) {
+    let letters = name.trim_end_matches(|c: char| c.is_ascii_digit());
+    (letters, name.len() - letters.len(), name)
+}
