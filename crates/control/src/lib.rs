@@ -21,6 +21,7 @@ mod exports;
 pub mod limits;
 pub mod listen_spec;
 pub mod names;
+mod performance;
 mod reload;
 pub mod serve;
 pub mod stack;
