@@ -10,7 +10,7 @@
 //! - [`stack`]: opens what a configuration names.
 //! - [`serve`]: the daemon.
 //!
-//! Parsing does no I/O but reading the file itself: whether a disk exists or an address is free
+//! Parsing does no I/O but reading the file itself and catalogues that it names: whether a disk exists or an address is free
 //! is found out when it is opened, not here.
 
 mod announce;

@@ -186,7 +186,10 @@ fn ranges_and_defaults_are_what_the_schema_says() {
             Kind::Text(_) | Kind::List(_) | Kind::Table(_) => continue,
         };
         // The largest capsule and the smallest memory need their partners; tested on their own.
-        let paired = matches!(key.name, "in_capsule");
+        // So is a disk to be like (`tests/like.rs`).
+        let like = section.key("like").is_some()
+            && ["size", "disks", "regional", "network_gbps", "tier1"].contains(&key.name);
+        let paired = like || key.name == "in_capsule" || key.name.starts_with("provisioned_");
         for value in inside.iter().filter(|_| !paired) {
             if let Err(error) = parse(value) {
                 panic!("{} = {value} in {}: {error}", key.name, section.path);

@@ -4,6 +4,10 @@
 //! better off looking again than sleeping. It spins only while recent waits ended within the bound,
 //! gives up for exponentially longer times as they do not, and not at all for a while after the
 //! scheduler took the core away for someone else.
+//!
+//! A timer is no reason to spin: when it goes off is known, so a sleep until then is as good. Where
+//! timers go off often, it is they that the work waits for (commands beyond a limit, an emulated
+//! latency), and what arrives between two of them would only wait longer for the second.
 
 use super::os;
 
@@ -14,6 +18,8 @@ const CHECK_NS: u64 = 1_000_000;
 /// A sleep that lasted less than this many bounds is worth another attempt: it includes the cost of
 /// the wake-ups on both sides, which spinning would have saved.
 const NEAR_MISS: u64 = 4;
+/// After a timer ended a wait: no spinning for this many bounds.
+const TIMER_QUIET: u64 = 16;
 /// Failed spins before the first pause; pauses then double up to 2^`MAX_BACKOFF` sleeps.
 const PATIENCE: u32 = 8;
 const MAX_BACKOFF: u32 = 10;
@@ -62,12 +68,22 @@ impl Spin {
         self.failures = 0;
     }
 
+    /// A timer ended the wait, whether it was spent spinning or asleep.
+    pub(crate) fn timed_out(&mut self, now: u64) {
+        self.quiet_until = self.quiet_until.max(now + self.max_ns * TIMER_QUIET);
+        self.failed();
+    }
+
     /// The spin ended in a sleep, which lasted `slept_ns` (0 when not known).
     pub(crate) fn slept(&mut self, slept_ns: u64) {
         if slept_ns < self.max_ns * NEAR_MISS && self.failures < PATIENCE {
             self.failures += 1;
             return;
         }
+        self.failed();
+    }
+
+    fn failed(&mut self) {
         self.failures = (self.failures + 1).min(PATIENCE + MAX_BACKOFF);
         let over = self.failures.saturating_sub(PATIENCE);
         if over > 0 {
@@ -96,5 +112,48 @@ mod tests {
         assert_eq!([spin.budget(1), spin.budget(1), spin.budget(1)], [0, 0, 50_000]);
         spin.paid();
         assert_eq!(spin.budget(1), 50_000);
+    }
+
+    #[test]
+    fn timers_are_no_reason_to_spin() {
+        let mut spin = Spin::new(50_000);
+        // A limit: a timer every 200 us, and 30 us later what its answers bring.
+        let mut spun = 0;
+        for timer in 1..1000_u64 {
+            let now = timer * 200_000;
+            spin.timed_out(now);
+            for after in [1_000, 31_000] {
+                if spin.budget(now + after) > 0 {
+                    spin.paid();
+                    spun += 1;
+                }
+            }
+        }
+        assert_eq!(spun, 0);
+        // Alone they make it give up as any other wait does that is long.
+        let mut spin = Spin::new(50_000);
+        let spins = (1..1000_u64).filter(|second| {
+            let now = second * 1_000_000_000;
+            let budget = spin.budget(now);
+            spin.timed_out(now + 1_000_000);
+            budget > 0
+        });
+        assert!(spins.count() < 50);
+    }
+
+    #[test]
+    fn a_rare_timer_does_not_stop_what_pays() {
+        let mut spin = Spin::new(50_000);
+        let mut spun = 0;
+        for wait in 1..100_000_u64 {
+            let now = wait * 20_000;
+            if wait % 5000 == 0 {
+                spin.timed_out(now);
+            } else if spin.budget(now) > 0 {
+                spin.paid();
+                spun += 1;
+            }
+        }
+        assert!(spun > 98_000, "{spun}");
     }
 }

@@ -213,8 +213,11 @@ impl Uring {
                 Some(deadline) => self.enter(1, Some(deadline.saturating_sub(now))),
                 None => self.enter(1, None),
             }
-            if budget > 0 || self.spin.budget(now) == 0 {
-                self.spin.slept(os::now() - started);
+            let (woken, nothing) = (os::now(), !self.has_completions() && !self.shared.has_mail());
+            if nothing && woken >= limit {
+                self.spin.timed_out(woken);
+            } else if budget > 0 || self.spin.budget(now) == 0 {
+                self.spin.slept(woken - started);
             }
         }
         self.shared.wake_up();
