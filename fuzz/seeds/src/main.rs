@@ -38,5 +38,6 @@ fn main() -> io::Result<()> {
     nbd::requests(&corpus)?;
     nbd::tampered(&corpus)?;
     text::configurations(&corpus)?;
+    text::catalogues(&corpus)?;
     text::specs(&corpus)
 }
