@@ -12,6 +12,7 @@
 pub mod catalogue;
 pub mod config;
 mod conversation;
+pub mod fio;
 pub mod nbd_client;
 pub mod nbd_handshake;
 pub mod nbd_request;

@@ -39,5 +39,6 @@ fn main() -> io::Result<()> {
     nbd::tampered(&corpus)?;
     text::configurations(&corpus)?;
     text::catalogues(&corpus)?;
-    text::specs(&corpus)
+    text::specs(&corpus)?;
+    text::fio_outputs(&corpus)
 }

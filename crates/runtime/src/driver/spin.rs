@@ -15,19 +15,22 @@ use super::os;
 const YIELD_NS: u64 = 10_000_000;
 /// How often to ask the scheduler, in nanoseconds.
 const CHECK_NS: u64 = 1_000_000;
-/// A sleep that lasted less than this many bounds is worth another attempt: it includes the cost of
-/// the wake-ups on both sides, which spinning would have saved.
-const NEAR_MISS: u64 = 4;
-/// After a timer ended a wait: no spinning for this many bounds.
-const TIMER_QUIET: u64 = 16;
 /// Failed spins before the first pause; pauses then double up to 2^`MAX_BACKOFF` sleeps.
 const PATIENCE: u32 = 8;
 const MAX_BACKOFF: u32 = 10;
+/// A sleep that lasted less than this many bounds includes the cost of the wake-ups on both sides,
+/// which spinning may have saved: after it, pauses are 2^`NEAR_BACKOFF` sleeps at most.
+const NEAR_MISS: u64 = 4;
+const NEAR_BACKOFF: u32 = 4;
+/// After a timer ended a wait: no spinning for this many bounds.
+const TIMER_QUIET: u64 = 16;
 
 /// The adaptive bound of one executor.
 #[derive(Debug)]
 pub(crate) struct Spin {
     max_ns: u64,
+    /// The last budget was not 0.
+    tried: bool,
     failures: u32,
     skip: u32,
     quiet_until: u64,
@@ -38,12 +41,14 @@ pub(crate) struct Spin {
 impl Spin {
     pub(crate) fn new(max_ns: u64) -> Spin {
         let preemptions = os::preemptions();
-        Spin { max_ns, failures: 0, skip: 0, quiet_until: 0, checked_at: 0, preemptions }
+        let (quiet_until, checked_at) = (0, 0);
+        Spin { max_ns, tried: false, failures: 0, skip: 0, quiet_until, checked_at, preemptions }
     }
 
-    /// How long to spin now, in nanoseconds; 0 for not at all.
-    pub(crate) fn budget(&mut self, now: u64) -> u64 {
-        if self.max_ns == 0 || now < self.quiet_until {
+    /// How long to spin now, in nanoseconds; 0 for not at all, as when it is not `allowed`.
+    pub(crate) fn budget(&mut self, now: u64, allowed: bool) -> u64 {
+        self.tried = false;
+        if self.max_ns == 0 || !allowed || now < self.quiet_until {
             return 0;
         }
         if now.saturating_sub(self.checked_at) > CHECK_NS {
@@ -60,6 +65,7 @@ impl Spin {
             self.skip -= 1;
             return 0;
         }
+        self.tried = true;
         self.max_ns
     }
 
@@ -68,26 +74,22 @@ impl Spin {
         self.failures = 0;
     }
 
-    /// A timer ended the wait, whether it was spent spinning or asleep.
+    /// A timer ended the wait: a sleep that was as long as it was to be.
     pub(crate) fn timed_out(&mut self, now: u64) {
         self.quiet_until = self.quiet_until.max(now + self.max_ns * TIMER_QUIET);
-        self.failed();
+        self.slept(u64::MAX);
     }
 
-    /// The spin ended in a sleep, which lasted `slept_ns` (0 when not known).
+    /// The executor slept for `slept_ns`, whether it had spun before that or not.
     pub(crate) fn slept(&mut self, slept_ns: u64) {
-        if slept_ns < self.max_ns * NEAR_MISS && self.failures < PATIENCE {
-            self.failures += 1;
-            return;
-        }
-        self.failed();
-    }
-
-    fn failed(&mut self) {
-        self.failures = (self.failures + 1).min(PATIENCE + MAX_BACKOFF);
-        let over = self.failures.saturating_sub(PATIENCE);
-        if over > 0 {
-            self.skip = 1 << over;
+        let near = slept_ns < self.max_ns * NEAR_MISS;
+        let backoff = if near { NEAR_BACKOFF } else { MAX_BACKOFF };
+        if self.tried {
+            self.failures = (self.failures + 1).min(PATIENCE + MAX_BACKOFF);
+            let over = self.failures.saturating_sub(PATIENCE).min(backoff);
+            self.skip = if over > 0 { 1 << over } else { 0 };
+        } else {
+            self.skip = self.skip.min(1 << backoff);
         }
     }
 }
@@ -98,20 +100,56 @@ mod tests {
 
     #[test]
     fn zero_bound_never_spins() {
-        assert_eq!(Spin::new(0).budget(1), 0);
+        assert_eq!(Spin::new(0).budget(1, true), 0);
     }
 
     #[test]
     fn failures_back_off_and_success_resets() {
         let mut spin = Spin::new(50_000);
         for _ in 0..PATIENCE {
-            assert_eq!(spin.budget(1), 50_000);
+            assert_eq!(spin.budget(1, true), 50_000);
             spin.slept(1_000_000);
         }
         spin.slept(1_000_000);
-        assert_eq!([spin.budget(1), spin.budget(1), spin.budget(1)], [0, 0, 50_000]);
+        assert_eq!(
+            [spin.budget(1, true), spin.budget(1, true), spin.budget(1, true)],
+            [0, 0, 50_000]
+        );
         spin.paid();
-        assert_eq!(spin.budget(1), 50_000);
+        assert_eq!(spin.budget(1, true), 50_000);
+    }
+    /// Sleeps between spins until work would have come within the bound, after `before` sleeps of
+    /// a millisecond each.
+    fn sleeps_until_it_pays(before: u32, slept_ns: u64) -> u32 {
+        let mut spin = Spin::new(50_000);
+        for _ in 0..before {
+            spin.budget(1, true);
+            spin.slept(1_000_000);
+        }
+        (0..)
+            .find(|_| {
+                spin.budget(1, true) > 0 || {
+                    spin.slept(slept_ns);
+                    false
+                }
+            })
+            .expect("it pays")
+    }
+
+    #[test]
+    fn what_was_idle_for_long_spins_again_soon_once_work_comes_often() {
+        assert!(sleeps_until_it_pays(100_000, 20_000) <= 1 + (1 << NEAR_BACKOFF));
+        assert!(sleeps_until_it_pays(100_000, 1_000_000) <= 1 << MAX_BACKOFF);
+    }
+
+    #[test]
+    fn what_was_not_allowed_is_no_failure() {
+        let mut spin = Spin::new(50_000);
+        for _ in 0..100 {
+            assert_eq!(spin.budget(1, false), 0);
+            spin.slept(1_000_000);
+        }
+        assert_eq!(spin.budget(1, true), 50_000);
     }
 
     #[test]
@@ -123,7 +161,7 @@ mod tests {
             let now = timer * 200_000;
             spin.timed_out(now);
             for after in [1_000, 31_000] {
-                if spin.budget(now + after) > 0 {
+                if spin.budget(now + after, true) > 0 {
                     spin.paid();
                     spun += 1;
                 }
@@ -134,7 +172,7 @@ mod tests {
         let mut spin = Spin::new(50_000);
         let spins = (1..1000_u64).filter(|second| {
             let now = second * 1_000_000_000;
-            let budget = spin.budget(now);
+            let budget = spin.budget(now, true);
             spin.timed_out(now + 1_000_000);
             budget > 0
         });
@@ -149,7 +187,7 @@ mod tests {
             let now = wait * 20_000;
             if wait % 5000 == 0 {
                 spin.timed_out(now);
-            } else if spin.budget(now) > 0 {
+            } else if spin.budget(now, true) > 0 {
                 spin.paid();
                 spun += 1;
             }
