@@ -227,8 +227,7 @@ fn remove_stale_socket(path: &Path) {
 fn connect_now(path: &Path) -> rustix::io::Result<()> {
     let address = rustix::net::SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &address)
 }
 
