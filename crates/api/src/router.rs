@@ -361,11 +361,16 @@ mod tests {
 
     #[test]
     fn what_is_not_there_says_what_is() {
-        for path in ["/", "/v2", "/v1/volumes/db/x", "/v1//volumes", "/v1/volumes/db/mirror//"] {
+        for path in ["/", "/v2", "/v1/volumes/db/x", "/v1/volumes/db/mirror/"] {
             let response = ask(Method::Get, path, |_| ());
             assert_eq!(response.status, 404, "{path}");
             assert!(body(&response)["accepted"].as_array().unwrap().len() > 3);
         }
+        // Empty parts are parts.
+        let response = ask(Method::Get, "/v1", |request| {
+            request.segments = ["v1", "", "volumes"].map(str::to_owned).to_vec();
+        });
+        assert_eq!(response.status, 404);
         let response = ask(Method::Delete, "/v1/volumes/db", |_| ());
         assert_eq!(response.status, 405);
         assert_eq!(response.allow.as_deref(), Some("GET, POST, HEAD, OPTIONS"));

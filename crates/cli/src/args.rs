@@ -66,7 +66,7 @@ pub struct CompletionsArgs {
 }
 
 /// Arguments of `flagstone serve`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(group(ArgGroup::new("source").args(["file", "volumes"]).required(true).multiple(true)))]
 pub struct ServeArgs {
     /// The configuration file
@@ -89,6 +89,12 @@ pub struct ServeArgs {
     /// Longest busy wait before an executor sleeps; 0 turns it off
     #[arg(long, value_name = "DURATION")]
     pub spin: Option<String>,
+    /// Unix socket of the control API, which `flagstone status` asks; none for no API
+    #[arg(long, value_name = "PATH")]
+    pub api: Option<String>,
+    /// TCP address that gives metrics to Prometheus; none for no such address
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<String>,
     /// Form of the log on standard error; RUST_LOG says what is in it
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub log: LogFormat,
@@ -107,6 +113,8 @@ impl ServeArgs {
             memory: self.memory.clone(),
             driver: self.driver.clone(),
             spin: self.spin.clone(),
+            api: self.api.clone(),
+            metrics: self.metrics.clone(),
         };
         match &self.file {
             Some(file) => Config::read(file, &arguments),

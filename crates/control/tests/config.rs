@@ -61,6 +61,8 @@ fn mistakes_on_the_command_line_are_all_found() {
         memory: Some("64k".into()),
         driver: Some("aio".into()),
         spin: Some("1h".into()),
+        api: Some("off".into()),
+        metrics: Some("localhost".into()),
     };
     let diagnostics = Config::from_args(&arguments).expect_err("it is broken");
     let path = crate_dir().join("tests/broken/command_line.txt");
