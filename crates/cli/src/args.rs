@@ -16,6 +16,7 @@ use crate::bench::args::BenchArgs;
 use crate::doctor::DoctorArgs;
 use crate::logging::LogFormat;
 use crate::plan::args::PlanArgs;
+use crate::status::StatusArgs;
 
 /// Version and commit, as `--version` prints them.
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("FLAGSTONE_COMMIT"), ")");
@@ -34,6 +35,8 @@ pub struct Cli {
 pub enum Command {
     /// Serve volumes over NVMe/TCP and NBD until told to stop (SIGTERM, Ctrl-C)
     Serve(ServeArgs),
+    /// Say what a running server serves, to whom, and what goes through it
+    Status(StatusArgs),
     /// Measure a device, or verify it, with our own load generator
     Load(LoadArgs),
     /// Say what is wrong with a configuration, without serving anything

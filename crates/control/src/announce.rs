@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use flagstone_limit::{EmulationConfig, Limit, Mix, ServiceTime};
 
+use crate::api::Control;
 use crate::config::{Config, Layer, Volume};
 use crate::device_spec::HostPort;
 use crate::listen_spec::ListenSpec;
@@ -21,11 +22,18 @@ pub(crate) struct Served {
 pub(crate) fn announcement(
     config: &Config,
     listeners: &[ListenSpec],
+    control: &Control,
     volumes: &[Served],
 ) -> String {
     let mut text = String::new();
     for listener in listeners {
         let _ = writeln!(text, "listening on {listener}");
+    }
+    if let Some(socket) = &control.socket {
+        let _ = writeln!(text, "API on {}", socket.display());
+    }
+    if let Some(address) = &control.metrics {
+        let _ = writeln!(text, "metrics on http://{address}/metrics");
     }
     for (index, (volume, served)) in config.volumes.iter().zip(volumes).enumerate() {
         let devices: Vec<String> =

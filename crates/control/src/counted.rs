@@ -170,36 +170,46 @@ impl CallTotals {
         self.bytes += call.bytes.load(Relaxed);
         self.latency.sum_ns += call.waited_ns.load(Relaxed);
         self.latency.counts[0] += at_once;
-        for (count, more) in
-            self.latency.counts.iter_mut().zip(call.latencies.get().into_iter().flat_map(|l| l.iter()))
+        for (count, more) in self
+            .latency
+            .counts
+            .iter_mut()
+            .zip(call.latencies.get().into_iter().flat_map(|l| l.iter()))
         {
             *count += more.load(Relaxed);
         }
     }
 }
 
-/// A call in progress.
+/// A call in progress. It ends when dropped; one whose outcome nobody waited for has failed.
 struct Watch {
     core: Rc<Arc<CoreCounters>>,
     call: Call,
     bytes: u64,
     begun: Instant,
+    is_ok: bool,
 }
 
 impl Watch {
     fn new(core: Rc<Arc<CoreCounters>>, call: Call, bytes: u64) -> Watch {
         add(&core.calls[call as usize].begun, 1);
-        Watch { core, call, bytes, begun: time::now() }
+        Watch { core, call, bytes, begun: time::now(), is_ok: false }
     }
 
-    fn end(&self, is_ok: bool) {
+    fn end(mut self, is_ok: bool) {
+        self.is_ok = is_ok;
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
         let counters = &self.core.calls[self.call as usize];
         let nanos = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         add(&counters.waited_ns, nanos);
         let latencies =
             counters.latencies.get_or_init(|| Box::new([const { AtomicU64::new(0) }; BUCKETS]));
         add(&latencies[bucket_of(nanos)], 1);
-        counters.outcome(is_ok, self.bytes);
+        counters.outcome(self.is_ok, self.bytes);
         add(&counters.ended, 1);
     }
 }
@@ -280,7 +290,9 @@ impl BlockDevice for Counted {
 mod tests {
     use std::time::Duration;
 
-    use flagstone_blockdev::{Delay, DelayConfig, Fault, FaultConfig, FaultRate, Latency, NullDevice};
+    use flagstone_blockdev::{
+        Delay, DelayConfig, Fault, FaultConfig, FaultRate, Latency, NullDevice,
+    };
     use flagstone_runtime::{Config, buf, cores, run, sync::Notify};
 
     use super::*;
@@ -346,9 +358,9 @@ mod tests {
             let latency = &totals.of(Call::Read).latency;
             assert!(latency.sum_ns >= 3_000_000, "{latency:?}");
             assert!(latency.quantile_ns(0.5) >= 2_500_000.0, "{latency:?}");
-            // One that nobody waits for any more still ends.
+            // One that nobody waits for any more ends too.
             drop(device.read(0, buf::alloc(512).await));
-            assert_eq!(summary(&counters, Call::Read).3, 0);
+            assert_eq!(summary(&counters, Call::Read), (2, 1, 512, 0));
         })
         .unwrap();
     }

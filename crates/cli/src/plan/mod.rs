@@ -3,7 +3,6 @@
 
 pub mod args;
 mod cheapest;
-mod columns;
 mod paint;
 mod predict;
 mod table;
