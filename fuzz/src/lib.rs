@@ -11,6 +11,7 @@
 
 pub mod config;
 mod conversation;
+pub mod http_request;
 pub mod nbd_client;
 pub mod nbd_handshake;
 pub mod nbd_request;

@@ -38,5 +38,6 @@ fn main() -> io::Result<()> {
     nbd::requests(&corpus)?;
     nbd::tampered(&corpus)?;
     text::configurations(&corpus)?;
-    text::specs(&corpus)
+    text::specs(&corpus)?;
+    text::requests(&corpus)
 }
