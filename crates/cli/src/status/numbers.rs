@@ -38,11 +38,12 @@ pub(super) fn rate(per_second: f64) -> String {
     }
 }
 
-/// A latency in microseconds; none without calls.
+/// A latency in microseconds; none without calls. The first bucket, of calls that were answered at
+/// once, ends at 1.024 us.
 pub(super) fn micros(us: f64, calls: bool) -> String {
     match us {
         _ if !calls => "-".to_owned(),
-        us if us < 1.0 => "<1".to_owned(),
+        us if us <= 1.024 => "<1".to_owned(),
         us if us < 100.0 => format!("{us:.1}"),
         us => grouped(us.round() as u64),
     }
