@@ -8,13 +8,13 @@
 //! from when they did not end at once: so the latencies are those of calls that had to wait for
 //! something, and the rest count as below a microsecond.
 
-use std::rc::Rc;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::time::{self, Instant};
-use flagstone_runtime::{Buf, BufMut, CoreLocal};
+use flagstone_runtime::{Buf, BufMut, core_index, cores};
 
 use crate::latency::{BUCKETS, Histogram, bucket_of};
 
@@ -57,10 +57,25 @@ pub struct Counted {
 }
 
 /// What a volume counted, on all cores.
-#[derive(Default)]
 pub struct Counters {
-    here: CoreLocal<Arc<CoreCounters>>,
-    cores: Mutex<Vec<Arc<CoreCounters>>>,
+    /// Of each core, by its index; made when it counts first.
+    cores: Box<[OnceLock<Arc<CoreCounters>>]>,
+}
+
+/// No core's index.
+const UNKNOWN: usize = usize::MAX;
+
+thread_local! {
+    /// The index of this thread's core, which a thread keeps: asked for once, as asking costs more
+    /// than counting.
+    static CORE: Cell<usize> = const { Cell::new(UNKNOWN) };
+}
+
+#[cold]
+fn find_core() -> usize {
+    let core = core_index();
+    CORE.set(core);
+    core
 }
 
 /// What one core counts, and it alone.
@@ -98,24 +113,26 @@ impl CallCounters {
 }
 
 impl Counters {
-    /// This core's.
-    #[inline]
-    fn here(&self) -> Rc<Arc<CoreCounters>> {
-        self.here.get().unwrap_or_else(|| self.begin())
+    fn new() -> Counters {
+        Counters { cores: cores().iter().map(|_| OnceLock::new()).collect() }
     }
 
-    #[cold]
-    fn begin(&self) -> Rc<Arc<CoreCounters>> {
-        let own = Arc::<CoreCounters>::default();
-        self.cores.lock().unwrap_or_else(PoisonError::into_inner).push(own.clone());
-        self.here.get_or_init(|| own)
+    /// This core's. A core of a runtime larger than the one that this was made in counts with
+    /// another, and then numbers may be lost.
+    #[inline]
+    fn here(&self) -> &Arc<CoreCounters> {
+        let core = match CORE.get() {
+            UNKNOWN => find_core(),
+            core => core,
+        };
+        let core = self.cores.get(core).unwrap_or(&self.cores[0]);
+        core.get_or_init(Arc::default)
     }
 
     /// What was counted so far.
     pub fn totals(&self) -> Totals {
-        let cores = self.cores.lock().unwrap_or_else(PoisonError::into_inner);
         let mut totals = Totals::default();
-        for core in cores.iter() {
+        for core in self.cores.iter().filter_map(OnceLock::get) {
             for (total, call) in totals.calls.iter_mut().zip(&core.calls) {
                 total.add(call);
             }
@@ -183,7 +200,7 @@ impl CallTotals {
 
 /// A call in progress. It ends when dropped; one whose outcome nobody waited for has failed.
 struct Watch {
-    core: Rc<Arc<CoreCounters>>,
+    core: Arc<CoreCounters>,
     call: Call,
     bytes: u64,
     begun: Instant,
@@ -191,7 +208,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(core: Rc<Arc<CoreCounters>>, call: Call, bytes: u64) -> Watch {
+    fn new(core: Arc<CoreCounters>, call: Call, bytes: u64) -> Watch {
         add(&core.calls[call as usize].begun, 1);
         Watch { core, call, bytes, begun: time::now(), is_ok: false }
     }
@@ -215,9 +232,10 @@ impl Drop for Watch {
 }
 
 impl Counted {
-    /// Counts what goes through `child`. The counters are shared with whoever asks.
+    /// Counts what goes through `child`, on the cores of this runtime. The counters are shared with
+    /// whoever asks.
     pub fn new(child: SharedDevice) -> (Counted, Arc<Counters>) {
-        let counters = Arc::<Counters>::default();
+        let counters = Arc::new(Counters::new());
         (Counted { child, counters: counters.clone() }, counters)
     }
 
@@ -232,7 +250,7 @@ impl Counted {
                 IoFuture::ready(result)
             }
             Err(later) => {
-                let watch = Watch::new(core, call, bytes);
+                let watch = Watch::new(core.clone(), call, bytes);
                 IoFuture::later(async move {
                     let result = later.await;
                     watch.end(result.is_ok());
@@ -293,7 +311,7 @@ mod tests {
     use flagstone_blockdev::{
         Delay, DelayConfig, Fault, FaultConfig, FaultRate, Latency, NullDevice,
     };
-    use flagstone_runtime::{Config, buf, cores, run, sync::Notify};
+    use flagstone_runtime::{Config, buf, run, sync::Notify};
 
     use super::*;
 
