@@ -213,9 +213,7 @@ impl Uring {
                 Some(deadline) => self.enter(1, Some(deadline.saturating_sub(now))),
                 None => self.enter(1, None),
             }
-            if budget > 0 || self.spin.budget(now) == 0 {
-                self.spin.slept(os::now() - started);
-            }
+            self.spin.slept(os::now() - started);
         }
         self.shared.wake_up();
     }
