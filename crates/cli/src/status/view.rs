@@ -86,8 +86,8 @@ mod tests {
     #[test]
     fn rates_are_differences_over_time() {
         let io = |count: u64| {
-            let mut io = IoDocument::default();
-            io.read = CallsDocument { count, bytes: count * 4096, ..CallsDocument::default() };
+            let read = CallsDocument { count, bytes: count * 4096, ..CallsDocument::default() };
+            let mut io = IoDocument { read, ..IoDocument::default() };
             // So many of 2 to 2.56 us.
             io.read.latency.buckets = vec![(Some(2.56), count)];
             io.read.latency.sum_us = count as f64 * 2.5;
