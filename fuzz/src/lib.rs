@@ -13,6 +13,7 @@ pub mod catalogue;
 pub mod config;
 mod conversation;
 pub mod fio;
+pub mod http_request;
 pub mod nbd_client;
 pub mod nbd_handshake;
 pub mod nbd_request;

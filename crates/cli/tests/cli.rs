@@ -178,6 +178,7 @@ fn the_documentation_is_what_the_program_takes() {
         ("options of plan table".to_owned(), plan("table")),
         ("options of plan catalog".to_owned(), plan("catalog")),
         ("options of check".to_owned(), of("check")),
+        ("options of status".to_owned(), of("status")),
         ("options of doctor".to_owned(), of("doctor")),
         ("options of completions".to_owned(), of("completions")),
         (

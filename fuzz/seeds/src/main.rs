@@ -40,5 +40,6 @@ fn main() -> io::Result<()> {
     text::configurations(&corpus)?;
     text::catalogues(&corpus)?;
     text::specs(&corpus)?;
-    text::fio_outputs(&corpus)
+    text::fio_outputs(&corpus)?;
+    text::requests(&corpus)
 }

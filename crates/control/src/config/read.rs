@@ -10,6 +10,7 @@ use super::model::{Delay, Driver, Fault, FaultRate, Layer, Nbd, Nvme};
 use super::performance;
 use super::reader::{Reader, bare, place_of, suggestion};
 use super::schema::{self, Section};
+use crate::api_spec::{ApiSpec, parse_metrics};
 use crate::device_spec::DeviceSpec;
 use crate::limits::{
     MAX_ALLOWED_HOSTS, MAX_LISTEN, MAX_NAMESPACES, MAX_NQN_PREFIX_BYTES, MAX_SHARED_LIMITS,
@@ -123,6 +124,8 @@ fn read_server(reader: &Reader<'_>) -> RawServer {
         spin: reader.time_or_default("spin"),
         in_capsule,
         mdts,
+        api: reader.parsed("api", str::parse::<ApiSpec>),
+        metrics: reader.parsed("metrics", parse_metrics),
         nvme: read_nvme(&nvme),
         nbd: read_nbd(&nbd),
     }
