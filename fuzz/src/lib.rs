@@ -9,6 +9,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bench_diskspd;
+pub mod bench_fio;
 pub mod config;
 mod conversation;
 pub mod nbd_client;
