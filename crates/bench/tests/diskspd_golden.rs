@@ -17,18 +17,29 @@ const COMMAND: &str = "-c1M -d2 -r -w40 -t2 -o4 -b8K -Sh -L -D500 a.dat b.dat";
 
 fn side(ios: u64, mean_ns: u64) -> String {
     let bytes = ios * 8192;
-    let bins = [(mean_ns / 2, ios / 2), (mean_ns, ios - ios / 2 - ios / 10), (mean_ns * 5, ios / 10)];
+    let bins =
+        [(mean_ns / 2, ios / 2), (mean_ns, ios - ios / 2 - ios / 10), (mean_ns * 5, ios / 10)];
     let bins: Vec<_> = bins.iter().map(|(ns, count)| format!("\"{ns}\": {count}")).collect();
     format!(
         r#"{{"io_bytes": {bytes}, "total_ios": {ios}, "iops": {}, "bw_bytes": {}, "runtime": 2000,
             "lat_ns": {{"min": {}, "max": {}, "mean": {mean_ns}, "stddev": 1000, "N": {ios}, "bins": {{{}}}}}}}"#,
-        ios / 2, bytes / 2, mean_ns / 4, mean_ns * 6, bins.join(", ")
+        ios / 2,
+        bytes / 2,
+        mean_ns / 4,
+        mean_ns * 6,
+        bins.join(", ")
     )
 }
 
 fn run() -> FioRun {
     let jobs: Vec<String> = (1..=4u64)
-        .map(|n| format!(r#"{{"jobname": "j", "read": {}, "write": {}}}"#, side(600 * n, 200_000), side(400 * n, 300_000 * n)))
+        .map(|n| {
+            format!(
+                r#"{{"jobname": "j", "read": {}, "write": {}}}"#,
+                side(600 * n, 200_000),
+                side(400 * n, 300_000 * n)
+            )
+        })
         .collect();
     let raw = format!(r#"{{"fio version": "fio-3.33", "jobs": [{}]}}"#, jobs.join(", "));
     let series = |n: f64| Series {
@@ -92,7 +103,8 @@ fn the_text_report() {
     ];
     let mut from = 0;
     for part in order {
-        let at = text[from..].find(part).unwrap_or_else(|| panic!("{part} is not in its place: {text}"));
+        let at =
+            text[from..].find(part).unwrap_or_else(|| panic!("{part} is not in its place: {text}"));
         from += at;
     }
     let head = "thread |       bytes     |     I/Os     |    MiB/s   |  I/O per s |  AvgLat  | IopsStdDev | LatStdDev |  file\n";
@@ -101,11 +113,18 @@ fn the_text_report() {
     let row = "     0 |         8192000 |         1000 |       3.91 |     500.00 |    0.240 |       0.00 |     0.049 | a.dat (1MiB)\n";
     assert!(text.contains(row), "{text}");
     let total = text.lines().find(|line| line.starts_with("total:")).expect("a total");
-    assert!(total.starts_with("total:          81920000 |        10000 |      39.06 |    5000.00 |"), "{total}");
+    assert!(
+        total.starts_with("total:          81920000 |        10000 |      39.06 |    5000.00 |"),
+        "{total}"
+    );
     assert!(!total.contains("dat"), "it has no file");
-    let rows = ["min", "25th", "50th", "75th", "90th", "95th", "99th", "3-nines", "4-nines", "5-nines", "6-nines", "7-nines", "8-nines", "9-nines", "max"];
+    let rows = [
+        "min", "25th", "50th", "75th", "90th", "95th", "99th", "3-nines", "4-nines", "5-nines",
+        "6-nines", "7-nines", "8-nines", "9-nines", "max",
+    ];
     let last = text.rsplit("Total latency distribution:").next().expect("the last table");
-    let names: Vec<_> = last.lines().skip(3).map(|line| line.split('|').next().unwrap_or("").trim()).collect();
+    let names: Vec<_> =
+        last.lines().skip(3).map(|line| line.split('|').next().unwrap_or("").trim()).collect();
     assert_eq!(names, rows);
 }
 
@@ -119,10 +138,14 @@ fn the_xml_report() {
     let names = |path: &[&str]| -> Vec<String> {
         let mut node = document.root_element();
         for name in path {
-            node = node.children().find(|n| n.has_tag_name(*name)).unwrap_or_else(|| panic!("{name}"));
+            node =
+                node.children().find(|n| n.has_tag_name(*name)).unwrap_or_else(|| panic!("{name}"));
         }
-        let mut names: Vec<_> =
-            node.children().filter(roxmltree::Node::is_element).map(|n| n.tag_name().name().to_owned()).collect();
+        let mut names: Vec<_> = node
+            .children()
+            .filter(roxmltree::Node::is_element)
+            .map(|n| n.tag_name().name().to_owned())
+            .collect();
         names.dedup();
         names
     };
@@ -130,15 +153,41 @@ fn the_xml_report() {
     assert_eq!(names(&[]), ["System", "Profile", "TimeSpan"]);
     assert_eq!(
         names(&["TimeSpan"]),
-        ["TestTimeSeconds", "ThreadCount", "RequestCount", "ProcCount", "CpuUtilization", "Latency", "Iops", "Thread"]
+        [
+            "TestTimeSeconds",
+            "ThreadCount",
+            "RequestCount",
+            "ProcCount",
+            "CpuUtilization",
+            "Latency",
+            "Iops",
+            "Thread"
+        ]
     );
     assert_eq!(names(&["TimeSpan", "Thread"]), ["Id", "Target"]);
     let target = names(&["TimeSpan", "Thread", "Target"]);
     assert_eq!(
         target[..8],
-        ["Path", "BytesCount", "FileSize", "IOCount", "ReadBytes", "ReadCount", "WriteBytes", "WriteCount"]
+        [
+            "Path",
+            "BytesCount",
+            "FileSize",
+            "IOCount",
+            "ReadBytes",
+            "ReadCount",
+            "WriteBytes",
+            "WriteCount"
+        ]
     );
-    for name in ["AverageReadLatencyMilliseconds", "ReadLatencyStdev", "AverageWriteLatencyMilliseconds", "WriteLatencyStdev", "AverageLatencyMilliseconds", "LatencyStdev", "Iops"] {
+    for name in [
+        "AverageReadLatencyMilliseconds",
+        "ReadLatencyStdev",
+        "AverageWriteLatencyMilliseconds",
+        "WriteLatencyStdev",
+        "AverageLatencyMilliseconds",
+        "LatencyStdev",
+        "Iops",
+    ] {
         assert!(target.contains(&name.to_owned()), "{name}: {target:?}");
     }
     assert_eq!(
@@ -147,7 +196,8 @@ fn the_xml_report() {
     );
     let iops = names(&["TimeSpan", "Iops"]);
     assert_eq!(iops, ["ReadIopsStdDev", "WriteIopsStdDev", "IopsStdDev", "Bucket"]);
-    let bucket = document.descendants().find(|n| n.has_attribute("SampleMillisecond")).expect("an interval");
+    let bucket =
+        document.descendants().find(|n| n.has_attribute("SampleMillisecond")).expect("an interval");
     assert_eq!(bucket.attribute("Total"), Some("5000"));
 }
 

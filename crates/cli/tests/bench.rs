@@ -112,7 +112,10 @@ fn a_run_a_list_a_comparison_and_a_report() {
     bench.ends("list --suite none", 2);
 
     let (compared, _) = bench.ends("compare r --format markdown", 0);
-    assert!(compared.contains("| job | ") && compared.contains("no difference shown (p = "), "{compared}");
+    assert!(
+        compared.contains("| job | ") && compared.contains("no difference shown (p = "),
+        "{compared}"
+    );
     assert!(compared.contains("% would be)"), "what it could have shown: {compared}");
 
     let (out, errors) = bench.ends("report r -o page.html --files files", 0);
@@ -120,7 +123,8 @@ fn a_run_a_list_a_comparison_and_a_report() {
     let html = bench.read("page.html");
     assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"));
     assert!(html.contains("flagstone bench run quick a=./x b=./y --repetitions=4"));
-    for file in ["summary.md", "summary.csv", "by-job-1.svg", "by-job-1.png", "latency-read-1m.svg"] {
+    for file in ["summary.md", "summary.csv", "by-job-1.svg", "by-job-1.png", "latency-read-1m.svg"]
+    {
         assert!(bench.path("files").join(file).is_file(), "{file}");
     }
     let (page, _) = bench.ends("report r -o -", 0);
@@ -137,12 +141,17 @@ fn emulated_targets_are_marked_from_then_on() {
     assert!(!bench.path("r").exists(), "nothing was done");
     let (out, _) = bench.ends(&format!("{line} lab"), 0);
     assert!(out.contains("lab [EMULATED]"), "{out}");
-    assert!(bench.results("r").iter().all(|r| (r["nature"] == "emulated") == (r["target"] == "lab")));
+    assert!(
+        bench.results("r").iter().all(|r| (r["nature"] == "emulated") == (r["target"] == "lab"))
+    );
     let (compared, _) = bench.ends("compare r --format csv", 0);
     assert!(compared.contains("lab [EMULATED]"), "{compared}");
     bench.ends("report r", 0);
     assert!(bench.read("report.html").contains("lab is EMULATED"));
-    bench.say("stack.toml", "[server]\nlisten = [\"nbd://127.0.0.1:0\"]\n[volume.v]\ndevice = \"x\"\n");
+    bench.say(
+        "stack.toml",
+        "[server]\nlisten = [\"nbd://127.0.0.1:0\"]\n[volume.v]\ndevice = \"x\"\n",
+    );
     let (_, errors) = bench.ends("run quick ./x --stack stack.toml --dry-run", 2);
     assert!(errors.contains("no target is one of its volumes"), "{errors}");
     let (_, errors) = bench.ends("run quick ./x --stack broken.toml --dry-run", 1);
@@ -185,9 +194,16 @@ fn a_fio_that_is_missing_or_old_says_what_to_install() {
 fn data_is_never_destroyed_by_surprise() {
     let bench = Bench::new();
     bench.say("precious", "data");
-    for line in ["run quick ./precious --results r", "diskspd -r -w1 ./precious", "diskspd -c1M -r ./precious"] {
+    for line in [
+        "run quick ./precious --results r",
+        "diskspd -r -w1 ./precious",
+        "diskspd -c1M -r ./precious",
+    ] {
         let (_, errors) = bench.ends(line, 2);
-        assert!(errors.contains("bench did not make") && errors.contains("--destroy-data=./precious"), "{errors}");
+        assert!(
+            errors.contains("bench did not make") && errors.contains("--destroy-data=./precious"),
+            "{errors}"
+        );
     }
     let (_, errors) = bench.ends("run quick ./precious --results r --destroy-data precious", 2);
     assert!(errors.contains("no target has this disk"), "the exact name: {errors}");
@@ -227,14 +243,18 @@ fn slower_ends_with_its_own_code() {
     bench.say("iops", "500");
     bench.ends("run quick t=./x --size 1m --results slow", 0);
     let (out, errors) = bench.ends("compare fast slow --fail-if-slower 5%", 5);
-    assert!(out.contains("differs (p = 0.029)") && errors.contains("flagstone: slower: IOPS of"), "{out}{errors}");
+    assert!(
+        out.contains("differs (p = 0.029)") && errors.contains("flagstone: slower: IOPS of"),
+        "{out}{errors}"
+    );
     bench.ends("compare slow fast --fail-if-slower 5%", 0);
     bench.ends("compare fast slow --fail-if-slower 90%", 0);
     bench.ends("compare fast --fail-if-slower 5%", 2);
     bench.ends("report fast slow -o both.html", 0);
     assert!(bench.read("both.html").contains("fewer IOPS"));
 
-    let (_, errors) = bench.ends("run quick a=./x b=./y --size 1m --results few --repetitions 3", 0);
+    let (_, errors) =
+        bench.ends("run quick a=./x b=./y --size 1m --results few --repetitions 3", 0);
     assert!(errors.contains("3 repetitions of each can never show"), "{errors}");
     let (_, errors) = bench.ends("compare few --fail-if-slower 5%", 1);
     assert!(errors.contains("too few repetitions") && errors.contains("4 of each"), "{errors}");
@@ -259,10 +279,17 @@ fn results_that_are_broken_are_named_with_their_line() {
 fn a_dry_run_does_nothing() {
     let bench = Bench::new();
     let (out, _) = bench.ends("run mirror a=./x b=nvme-tcp://h/n --dry-run", 0);
-    assert!(out.contains("# 64k on a\n") && out.contains("[64k]\n") && out.contains("sync=dsync"), "{out}");
+    assert!(
+        out.contains("# 64k on a\n") && out.contains("[64k]\n") && out.contains("sync=dsync"),
+        "{out}"
+    );
     assert!(out.contains("flagstone load nvme-tcp://h/n"), "{out}");
-    let (out, _) = bench.ends("diskspd --dry-run -c96G -d10 -r -w100 -t8 -o3 -b64K -Sh -L data.dat", 0);
-    assert!(out.starts_with("# fio ") && out.contains("\nnumjobs=8\n") && out.contains("\nbs=65536\n"), "{out}");
+    let (out, _) =
+        bench.ends("diskspd --dry-run -c96G -d10 -r -w100 -t8 -o3 -b64K -Sh -L data.dat", 0);
+    assert!(
+        out.starts_with("# fio ") && out.contains("\nnumjobs=8\n") && out.contains("\nbs=65536\n"),
+        "{out}"
+    );
     assert!(!bench.path("x").exists() && !bench.path("data.dat").exists());
     assert_eq!(bench.read("count"), "0");
 }
@@ -273,7 +300,10 @@ fn diskspd_command_lines() {
     let line = "diskspd -c1M -d1 -W0 -r -o4 -b4K -L -C5 ./x";
     let (out, errors) = bench.ends(line, 0);
     assert!(out.contains("Command Line: diskspd -c1M -d1 -W0 -r -o4 -b4K -L -C5 ./x\n"), "{out}");
-    assert!(out.contains("\nTotal IO\nthread |") && out.contains("Total latency distribution:"), "{out}");
+    assert!(
+        out.contains("\nTotal IO\nthread |") && out.contains("Total latency distribution:"),
+        "{out}"
+    );
     assert!(errors.contains("warning: -C: fio has no cool-down"), "{errors}");
     let (out, _) = bench.ends("diskspd -c1M -d1 -W0 -r -Rxml ./x", 0);
     assert!(out.starts_with("<Results>") && out.contains("<ReadCount>1002</ReadCount>"), "{out}");
@@ -318,7 +348,8 @@ impl Drop for Server {
 #[test]
 fn the_real_fio_over_nbd_and_our_generator_over_nvme_tcp() {
     let has_nbd = Command::new("fio").arg("--enghelp=nbd").output();
-    if !has_nbd.is_ok_and(|output| output.status.success() && text(&output.stdout).contains("uri")) {
+    if !has_nbd.is_ok_and(|output| output.status.success() && text(&output.stdout).contains("uri"))
+    {
         eprintln!("SKIPPED: there is no fio here, or it has no nbd engine");
         return;
     }
@@ -336,8 +367,14 @@ fn the_real_fio_over_nbd_and_our_generator_over_nvme_tcp() {
         .take(2)
         .collect();
     let of = |scheme: &str| addresses.iter().find(|a| a.starts_with(scheme)).expect("it listens");
-    let (nbd, nvme) = (format!("{}/v", of("nbd://")), format!("{}/nqn.2026-01.io.flagstone:v", of("nvme-tcp://")));
-    bench.say("stack.toml", "[server]\nlisten = [\"nbd://127.0.0.1:0\"]\n[volume.v]\ndevice = \"memory:16MiB\"\n");
+    let (nbd, nvme) = (
+        format!("{}/v", of("nbd://")),
+        format!("{}/nqn.2026-01.io.flagstone:v", of("nvme-tcp://")),
+    );
+    bench.say(
+        "stack.toml",
+        "[server]\nlisten = [\"nbd://127.0.0.1:0\"]\n[volume.v]\ndevice = \"memory:16MiB\"\n",
+    );
     let line = format!(
         "run quick nbd={nbd} nvme={nvme} --runtime 100ms --repetitions 1 --results r --stack stack.toml \
          --destroy-data {nbd} --destroy-data {nvme}"

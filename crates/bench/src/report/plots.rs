@@ -275,7 +275,7 @@ fn percentile_curve(records: &[Record]) -> Vec<(f64, f64)> {
     for (name, percent) in PERCENTILES {
         let beyond = (100.0 - percent) / 100.0;
         let found = middle(&|record| record.measurement.total.percentile_us(name));
-        if let Some(us) = found.filter(|_| ios * beyond >= BEYOND_LEAST) {
+        if let Some(us) = found.filter(|_| ios * beyond > BEYOND_LEAST * 0.999) {
             points.push((1.0 / beyond, us));
         }
     }

@@ -1,7 +1,7 @@
 //! Flags one by one: what each says by itself.
 
 use super::Reader;
-use crate::diskspd::profile::{Access, Affinity, Cache, Content, Distribution, Format, Rate};
+use crate::diskspd::profile::{Affinity, Cache, Content, Distribution, Format, Rate};
 use crate::limits::{DEPTH, THREADS};
 
 fn number(flag: &str, text: &str, least: u64, most: u64) -> Result<u64, String> {
