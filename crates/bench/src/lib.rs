@@ -30,6 +30,7 @@ pub mod nature;
 pub mod os;
 pub mod precondition;
 pub mod published;
+#[cfg(feature = "report")]
 pub mod report;
 pub mod results;
 pub mod stats;

@@ -12,7 +12,7 @@ use crate::environment::{Disk, Environment};
 use crate::nature::Nature;
 use crate::stats::{noise_percent, shown_deviations};
 use crate::table::Table;
-use crate::units::{format_number, format_seconds, format_size, format_utc};
+use crate::units::{format_number, format_seconds, format_utc};
 
 /// How the page looks: in the page itself, as it needs nothing from outside.
 const STYLE: &str = include_str!("style.css");
@@ -105,7 +105,7 @@ impl Report {
 
     /// What a reader has to know before the tables: differences, and what is noisy.
     fn findings(&self) -> Vec<String> {
-        let (mut found, mut not_shown, mut few) = (Vec::new(), 0, 0);
+        let (mut found, mut not_shown, mut few) = (Vec::new(), Vec::new(), Vec::new());
         let names = self.comparison.names();
         for row in self.comparison.rows() {
             for (at, name) in names.iter().enumerate().skip(1) {
@@ -115,8 +115,8 @@ impl Report {
                 }
                 match Verdict::of(&values, &first) {
                     Verdict::Differs(_) => found.push(self.difference(row, at, name)),
-                    Verdict::NotShown { .. } => not_shown += 1,
-                    Verdict::TooFew => few += 1,
+                    Verdict::NotShown { .. } => not_shown.push(format!("{} on {name}", row.job)),
+                    Verdict::TooFew => few.push(format!("{} on {name}", row.job)),
                 }
             }
         }
@@ -125,11 +125,11 @@ impl Report {
         if more > 0 {
             found.push(format!("{more} more differences: see the tables."));
         }
-        if not_shown > 0 {
-            found.push(format!("No difference shown in IOPS: {}.", jobs(not_shown)));
+        if !not_shown.is_empty() {
+            found.push(format!("No difference shown in IOPS: {}.", listed(not_shown)));
         }
-        if few > 0 {
-            found.push(format!("Too few repetitions to tell: {}.", jobs(few)));
+        if !few.is_empty() {
+            found.push(format!("Too few repetitions to tell: {}.", listed(few)));
         }
         found.extend(self.noisy());
         found
@@ -164,14 +164,8 @@ impl Report {
                 }
             }
         }
-        let more = noisy.len().saturating_sub(FINDINGS);
-        noisy.truncate(FINDINGS);
-        let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
         (!noisy.is_empty()).then(|| {
-            format!(
-                "Noisy, over {NOISY_PERCENT} % between repetitions: {}{rest}.",
-                noisy.join(", ")
-            )
+            format!("Noisy, over {NOISY_PERCENT} % between repetitions: {}.", listed(noisy))
         })
     }
 
@@ -293,8 +287,14 @@ fn section(out: &mut Writer, at: usize) {
     out.raw("\n");
 }
 
-fn jobs(count: usize) -> String {
-    if count == 1 { "1 job".to_owned() } else { format!("{count} jobs") }
+/// The first of many, and how many more.
+fn listed(mut names: Vec<String>) -> String {
+    let more = names.len().saturating_sub(FINDINGS);
+    names.truncate(FINDINGS);
+    if more > 0 {
+        names.push(format!("and {more} more"));
+    }
+    names.join(", ")
 }
 
 fn date(unix_seconds: f64) -> String {
@@ -399,7 +399,8 @@ fn origins(out: &mut Writer, run: &Run) {
 
 fn disk_row(name: &str, disk: &Disk) -> Vec<String> {
     let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
-    let size = disk.size_bytes.map_or_else(|| "-".to_owned(), format_size);
+    let size = disk.size_bytes.map(|bytes| bytes as f64 / 1e9);
+    let size = size.map_or_else(|| "-".to_owned(), |gb| format!("{} GB", format_number(gb, 2)));
     let queue: Vec<String> =
         disk.queue.iter().map(|(key, value)| format!("{key} = {value}")).collect();
     vec![

@@ -105,7 +105,11 @@ fn measure(
             let words = ["bench".to_owned(), "resume".to_owned(), directory];
             format!("interrupted; go on with: {}\n", shell("flagstone", &words))
         }
-        _ => format!("results are in {directory}\n"),
+        _ => {
+            let words = ["bench".to_owned(), "report".to_owned(), directory.clone()];
+            let report = shell("flagstone", &words);
+            format!("results are in {directory}; to look at: {report}\n")
+        }
     });
     Ok(if exit == Exit::Success { shown } else { exit })
 }
