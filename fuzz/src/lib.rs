@@ -13,6 +13,7 @@ pub mod bench_diskspd;
 pub mod bench_fio;
 pub mod config;
 mod conversation;
+pub mod fio;
 pub mod nbd_client;
 pub mod nbd_handshake;
 pub mod nbd_request;

@@ -6,6 +6,8 @@
 pub const FIO_OUTPUT_BYTES: u64 = 64 << 20;
 /// Jobs in one output of fio.
 pub const FIO_JOBS: usize = 4096;
+/// Options of one job in an output of fio: it has some 300.
+pub const FIO_OPTIONS: usize = 1024;
 /// Bins of one histogram: fio has 29 groups of 64.
 pub const HISTOGRAM_BINS: usize = 1 << 16;
 /// Bytes of what a failed fio said that are kept.

@@ -41,5 +41,6 @@ fn main() -> io::Result<()> {
     bench::fio(&corpus)?;
     bench::diskspd(&corpus)?;
     text::configurations(&corpus)?;
-    text::specs(&corpus)
+    text::specs(&corpus)?;
+    text::fio_outputs(&corpus)
 }

@@ -19,6 +19,21 @@ pub(crate) fn configurations(corpus: &Corpus) -> io::Result<()> {
     Ok(())
 }
 
+/// `fio`: what the real one printed, without the spaces, behind the byte that chooses the catalogue.
+pub(crate) fn fio_outputs(corpus: &Corpus) -> io::Result<()> {
+    for entry in std::fs::read_dir(corpus.project.join("crates/bench/tests/outputs"))? {
+        let path = entry?.path();
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        if stem == "README" {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path)?;
+        let lines: Vec<_> = text.lines().map(str::trim).collect();
+        corpus.put("fio", &stem, format!("\0{}", lines.join("\n")).as_bytes())?;
+    }
+    Ok(())
+}
+
 /// `spec`: every form of each, behind the byte that chooses it.
 pub(crate) fn specs(corpus: &Corpus) -> io::Result<()> {
     let devices = [

@@ -25,6 +25,8 @@ pub enum PlanCommand {
     Predict(Box<PredictArgs>),
     /// Find the cheapest disks and machine that do what is needed
     Cheapest(Box<CheapestArgs>),
+    /// Judge a fio result: as predicted, above or below, what held it, and what would help
+    Explain(Box<ExplainArgs>),
     /// Print the tables of limits and prices that a catalogue stands for
     Table(TableArgs),
     /// Print a catalogue of the program, to begin one's own from
@@ -252,6 +254,40 @@ pub struct CheapestArgs {
     pub json: bool,
 }
 
+/// Arguments of `flagstone plan explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// What fio 3 printed as json or json+; - is standard input
+    #[arg(value_name = "RESULT")]
+    pub result: String,
+    /// The disks.
+    #[command(flatten)]
+    pub disk: DiskArgs,
+    /// How far from the prediction, in %, is still as predicted
+    #[arg(long, value_name = "PERCENT", default_value = "5", allow_hyphen_values = true)]
+    pub tolerance: String,
+    /// The catalogue.
+    #[command(flatten)]
+    pub catalogue: CatalogueArg,
+    /// The judgement as JSON on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl ExplainArgs {
+    /// The tolerance as a part, 0 to less than 1.
+    ///
+    /// # Errors
+    /// That it is none, on one line.
+    pub fn tolerance(&self) -> Result<f64, String> {
+        let percent = self.tolerance.parse::<f64>().ok().filter(|n| (0.0..100.0).contains(n));
+        percent.map(|percent| percent / 100.0).ok_or_else(|| {
+            let text = printable(&self.tolerance);
+            format!("--tolerance {text}: write a number from 0 to less than 100")
+        })
+    }
+}
+
 /// Arguments of `flagstone plan table`.
 #[derive(Debug, Args)]
 pub struct TableArgs {
@@ -300,6 +336,6 @@ pub(crate) fn bytes_per_s(option: &str, text: &str) -> Result<f64, String> {
     })
 }
 
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars().take(40).map(|c| if c.is_control() { '?' } else { c }).collect()
 }

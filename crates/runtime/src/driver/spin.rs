@@ -11,17 +11,20 @@ use super::os;
 const YIELD_NS: u64 = 10_000_000;
 /// How often to ask the scheduler, in nanoseconds.
 const CHECK_NS: u64 = 1_000_000;
-/// A sleep that lasted less than this many bounds is worth another attempt: it includes the cost of
-/// the wake-ups on both sides, which spinning would have saved.
-const NEAR_MISS: u64 = 4;
 /// Failed spins before the first pause; pauses then double up to 2^`MAX_BACKOFF` sleeps.
 const PATIENCE: u32 = 8;
 const MAX_BACKOFF: u32 = 10;
+/// A sleep that lasted less than this many bounds includes the cost of the wake-ups on both sides,
+/// which spinning may have saved: after it, pauses are 2^`NEAR_BACKOFF` sleeps at most.
+const NEAR_MISS: u64 = 4;
+const NEAR_BACKOFF: u32 = 4;
 
 /// The adaptive bound of one executor.
 #[derive(Debug)]
 pub(crate) struct Spin {
     max_ns: u64,
+    /// The last budget was not 0.
+    tried: bool,
     failures: u32,
     skip: u32,
     quiet_until: u64,
@@ -32,12 +35,14 @@ pub(crate) struct Spin {
 impl Spin {
     pub(crate) fn new(max_ns: u64) -> Spin {
         let preemptions = os::preemptions();
-        Spin { max_ns, failures: 0, skip: 0, quiet_until: 0, checked_at: 0, preemptions }
+        let (quiet_until, checked_at) = (0, 0);
+        Spin { max_ns, tried: false, failures: 0, skip: 0, quiet_until, checked_at, preemptions }
     }
 
-    /// How long to spin now, in nanoseconds; 0 for not at all.
-    pub(crate) fn budget(&mut self, now: u64) -> u64 {
-        if self.max_ns == 0 || now < self.quiet_until {
+    /// How long to spin now, in nanoseconds; 0 for not at all, as when it is not `allowed`.
+    pub(crate) fn budget(&mut self, now: u64, allowed: bool) -> u64 {
+        self.tried = false;
+        if self.max_ns == 0 || !allowed || now < self.quiet_until {
             return 0;
         }
         if now.saturating_sub(self.checked_at) > CHECK_NS {
@@ -54,6 +59,7 @@ impl Spin {
             self.skip -= 1;
             return 0;
         }
+        self.tried = true;
         self.max_ns
     }
 
@@ -62,16 +68,16 @@ impl Spin {
         self.failures = 0;
     }
 
-    /// The spin ended in a sleep, which lasted `slept_ns` (0 when not known).
+    /// The executor slept for `slept_ns`, whether it had spun before that or not.
     pub(crate) fn slept(&mut self, slept_ns: u64) {
-        if slept_ns < self.max_ns * NEAR_MISS && self.failures < PATIENCE {
-            self.failures += 1;
-            return;
-        }
-        self.failures = (self.failures + 1).min(PATIENCE + MAX_BACKOFF);
-        let over = self.failures.saturating_sub(PATIENCE);
-        if over > 0 {
-            self.skip = 1 << over;
+        let near = slept_ns < self.max_ns * NEAR_MISS;
+        let backoff = if near { NEAR_BACKOFF } else { MAX_BACKOFF };
+        if self.tried {
+            self.failures = (self.failures + 1).min(PATIENCE + MAX_BACKOFF);
+            let over = self.failures.saturating_sub(PATIENCE).min(backoff);
+            self.skip = if over > 0 { 1 << over } else { 0 };
+        } else {
+            self.skip = self.skip.min(1 << backoff);
         }
     }
 }
@@ -82,19 +88,55 @@ mod tests {
 
     #[test]
     fn zero_bound_never_spins() {
-        assert_eq!(Spin::new(0).budget(1), 0);
+        assert_eq!(Spin::new(0).budget(1, true), 0);
     }
 
     #[test]
     fn failures_back_off_and_success_resets() {
         let mut spin = Spin::new(50_000);
         for _ in 0..PATIENCE {
-            assert_eq!(spin.budget(1), 50_000);
+            assert_eq!(spin.budget(1, true), 50_000);
             spin.slept(1_000_000);
         }
         spin.slept(1_000_000);
-        assert_eq!([spin.budget(1), spin.budget(1), spin.budget(1)], [0, 0, 50_000]);
+        assert_eq!(
+            [spin.budget(1, true), spin.budget(1, true), spin.budget(1, true)],
+            [0, 0, 50_000]
+        );
         spin.paid();
-        assert_eq!(spin.budget(1), 50_000);
+        assert_eq!(spin.budget(1, true), 50_000);
+    }
+    /// Sleeps between spins until work would have come within the bound, after `before` sleeps of
+    /// a millisecond each.
+    fn sleeps_until_it_pays(before: u32, slept_ns: u64) -> u32 {
+        let mut spin = Spin::new(50_000);
+        for _ in 0..before {
+            spin.budget(1, true);
+            spin.slept(1_000_000);
+        }
+        (0..)
+            .find(|_| {
+                spin.budget(1, true) > 0 || {
+                    spin.slept(slept_ns);
+                    false
+                }
+            })
+            .expect("it pays")
+    }
+
+    #[test]
+    fn what_was_idle_for_long_spins_again_soon_once_work_comes_often() {
+        assert!(sleeps_until_it_pays(100_000, 20_000) <= 1 + (1 << NEAR_BACKOFF));
+        assert!(sleeps_until_it_pays(100_000, 1_000_000) <= 1 << MAX_BACKOFF);
+    }
+
+    #[test]
+    fn what_was_not_allowed_is_no_failure() {
+        let mut spin = Spin::new(50_000);
+        for _ in 0..100 {
+            assert_eq!(spin.budget(1, false), 0);
+            spin.slept(1_000_000);
+        }
+        assert_eq!(spin.budget(1, true), 50_000);
     }
 }

@@ -42,6 +42,9 @@ pub(crate) struct Uring {
     deferred: bool,
     /// Reads and writes of disks that wait to be handed over, at most.
     for_disks: u32,
+    /// Operations in flight that change files. The kernel's threads that complete them may wait
+    /// for this very core, at a lower priority: it does not spin then.
+    changing_files: u32,
 }
 
 /// Why io_uring cannot be used here.
@@ -107,6 +110,7 @@ impl Uring {
             bell_armed: false,
             deferred,
             for_disks: 0,
+            changing_files: 0,
         })
     }
 
@@ -199,7 +203,7 @@ impl Uring {
         if limit <= started {
             return self.enter(0, None);
         }
-        let budget = self.spin.budget(started);
+        let budget = self.spin.budget(started, self.changing_files == 0);
         if budget > 0 && self.spin(budget, started, limit) {
             self.spin.paid();
             if !self.has_completions() && !self.shared.has_mail() {
@@ -213,9 +217,7 @@ impl Uring {
                 Some(deadline) => self.enter(1, Some(deadline.saturating_sub(now))),
                 None => self.enter(1, None),
             }
-            if budget > 0 || self.spin.budget(now) == 0 {
-                self.spin.slept(os::now() - started);
-            }
+            self.spin.slept(os::now() - started);
         }
         self.shared.wake_up();
     }
@@ -228,6 +230,9 @@ impl Uring {
                 BELL => self.bell_armed = false,
                 CANCEL => {}
                 id => {
+                    if ops.op_mut(id as OpId).is_some_and(|op| op.changes_file()) {
+                        self.changing_files -= 1;
+                    }
                     let result = match entry.result() {
                         error if error < 0 => Err(io::Error::from_raw_os_error(-error)),
                         count => Ok(count as u32),
@@ -302,6 +307,7 @@ impl Driver for Uring {
     fn submit(&mut self, id: OpId, op: &mut Op, _node: u32) {
         let entry = entry(op).user_data(u64::from(id));
         self.push(&entry);
+        self.changing_files += u32::from(op.changes_file());
         if matches!(op, Op::ReadAt { .. } | Op::WriteAt { .. }) {
             self.for_disks += 1;
             if self.for_disks >= DISK_BATCH {
