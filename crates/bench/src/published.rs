@@ -7,11 +7,11 @@ use crate::table::Table;
 use crate::units::{format_number, format_size};
 
 /// A published table, and where it is from.
-pub struct Published {
+struct Published {
     /// The suite that measures the same.
-    pub suite: &'static str,
+    suite: &'static str,
     /// What and whose it is.
-    pub title: &'static str,
+    title: &'static str,
     head: &'static [&'static str],
     rows: &'static [&'static [&'static str]],
 }

@@ -222,8 +222,9 @@ fn an_interrupted_run_goes_on() {
     let bench = Bench::new();
     bench.say("hang-at", "4");
     let mut command = bench.command("run quick ./x --size 1m --results r");
-    let running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-    wait_for(&bench.path("hanging"));
+    let mut running =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    wait_for(&bench.path("hanging"), &mut running);
     signal(&running, "INT");
     let output = running.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(4));
@@ -323,9 +324,15 @@ fn diskspd_command_lines() {
     assert!(out.is_empty() && errors.contains("it went up in smoke"), "{errors}");
 }
 
-/// Until a file is there: something has happened in another process.
-fn wait_for(path: &Path) {
+/// Until a file is there: something has happened in a process that is running.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "it waits for another process, outside of any executor"
+)]
+fn wait_for(path: &Path, running: &mut Child) {
     while !path.exists() {
+        let ended = running.try_wait().expect("it can be looked at");
+        assert!(ended.is_none(), "it ended before: {ended:?}");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }

@@ -104,8 +104,9 @@ mod tests {
         assert_eq!(Format::Plain.text(1_234_567.0), "1,234,567");
         assert_eq!(Format::Plain.text(0.5), "0.5");
         let nines = [1.0, 2.0, 10.0, 100.0, 1000.0, 1e5].map(|value| Format::Nines.text(value));
-        assert_eq!(nines.map(|text| text.replace('\u{a0}', " ")), [
-            "0 %", "50 %", "90 %", "99 %", "99.9 %", "99.999 %"
-        ]);
+        assert_eq!(
+            nines.map(|text| text.replace('\u{a0}', " ")),
+            ["0 %", "50 %", "90 %", "99 %", "99.9 %", "99.999 %"]
+        );
     }
 }
