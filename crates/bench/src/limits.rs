@@ -35,6 +35,8 @@ pub const REPORT_PLOTS: usize = 120;
 pub const PLOT_LINES: usize = 6;
 /// Groups of bars in one plot.
 pub const PLOT_GROUPS: usize = 8;
+/// Letters below the bars of one plot together: 774 units of 12 high letters, 0.6 as wide as high.
+pub const PLOT_CHARACTERS: usize = 107;
 /// Points of time series in all plots of one report together, at some 12 bytes each.
 pub const REPORT_POINTS: usize = 60_000;
 /// Points of time series in the data of one report, at some 7 bytes each.

@@ -19,7 +19,7 @@ const STYLE: &str = include_str!("style.css");
 /// Noise from which on it is said before all numbers, in %.
 const NOISY_PERCENT: f64 = 10.0;
 /// Differences that are listed before the tables.
-const FINDINGS: usize = 24;
+const FINDINGS: usize = 12;
 /// The sections: where they are and what they are called.
 const SECTIONS: [(&str, &str); 6] = [
     ("results", "Results"),

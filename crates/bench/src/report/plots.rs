@@ -6,7 +6,7 @@ use flagstone_plot::{
 
 use super::{Plot, Run, slug};
 use crate::compare::{Cell, Comparison, Figure, Row};
-use crate::limits::{PLOT_GROUPS, PLOT_LINES, REPORT_POINTS};
+use crate::limits::{PLOT_CHARACTERS, PLOT_GROUPS, PLOT_LINES, REPORT_POINTS};
 use crate::measurement::PERCENTILES;
 use crate::results::Record;
 use crate::stats::median;
@@ -93,7 +93,12 @@ impl Maker<'_> {
             );
             plots.push(Plot { id, picture: self.picture(title, subtitle(&family), panels) });
         }
-        for (at, chunk) in alone.chunks(PLOT_GROUPS).enumerate() {
+        let by_disks = self.disk_families();
+        let is_there = |row: &&Row| by_disks.iter().flatten().any(|other| other.job == row.job);
+        alone.retain(|row| !is_there(row));
+        let longest = alone.iter().map(|row| row.job.chars().count()).max().unwrap_or(0);
+        let room = (PLOT_CHARACTERS / (longest + 2)).clamp(1, PLOT_GROUPS);
+        for (at, chunk) in alone.chunks(room).enumerate() {
             let panels = self.panels(chunk, &|row: &Row| row.job.clone(), "job", &Figure::ALL);
             let title = "IOPS, throughput and latency by job".to_owned();
             let id = format!("by-job-{}", at + 1);
@@ -112,7 +117,10 @@ impl Maker<'_> {
         let names = self.comparison.names();
         let panel = |figure: &Figure| Panel {
             x: Axis::linear(label),
-            y: Axis { format: Format::Plain, ..Axis::linear(figure.name()) },
+            y: match figure {
+                Figure::Iops => Axis::linear(figure.name()),
+                _ => Axis { format: Format::Plain, ..Axis::linear(figure.name()) },
+            },
             content: Content::Bars(Bars {
                 series: names.iter().cloned().enumerate().map(|(at, n)| (n, Hue(at))).collect(),
                 groups: rows
@@ -128,8 +136,8 @@ impl Maker<'_> {
         figures.iter().map(panel).collect()
     }
 
-    /// IOPS against the number of disks, for each pattern, size and depth.
-    fn by_disks(&self) -> Vec<Plot> {
+    /// Jobs that differ in the number of disks alone, by that number.
+    fn disk_families(&self) -> Vec<Vec<&Row>> {
         let key = |row: &Row| (row.rw, row.block_bytes, row.depth, row.threads);
         let mut families: Vec<Vec<&Row>> = Vec::new();
         for row in self.comparison.rows() {
@@ -138,11 +146,19 @@ impl Maker<'_> {
                 None => families.push(vec![row]),
             }
         }
-        let mut plots = Vec::new();
-        for mut family in families {
+        for family in &mut families {
             family.sort_by_key(|row| row.disks);
             family.dedup_by_key(|row| row.disks);
-            let [row, _, ..] = family[..] else { continue };
+        }
+        families.retain(|family| family.len() > 1);
+        families
+    }
+
+    /// IOPS against the number of disks, for each pattern, size and depth.
+    fn by_disks(&self) -> Vec<Plot> {
+        let mut plots = Vec::new();
+        for family in self.disk_families() {
+            let row = family[0];
             let size = format_size(row.block_bytes);
             let what = format!("{} {size}, {} in flight on each", row.rw, row.in_flight());
             let id = slug(&format!("by-disks-{}-{size}-d{}-t{}", row.rw, row.depth, row.threads));
