@@ -9,6 +9,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bench_diskspd;
+pub mod bench_fio;
 pub mod catalogue;
 pub mod config;
 mod conversation;

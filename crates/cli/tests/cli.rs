@@ -167,6 +167,7 @@ fn the_documentation_is_what_the_program_takes() {
         ("options of bench run".to_owned(), bench("run")),
         ("options of bench diskspd".to_owned(), bench("diskspd")),
         ("options of bench compare".to_owned(), bench("compare")),
+        ("options of bench report".to_owned(), bench("report")),
         ("options of bench resume".to_owned(), bench("resume")),
         ("options of bench list".to_owned(), bench("list")),
         ("exit codes".to_owned(), exit_codes()),
