@@ -2,8 +2,9 @@
 //! `docs/cli.md` against the definitions of the arguments.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use clap::{Args as _, CommandFactory as _};
 use flagstone_cli::args::{Cli, LoadArgs, ServeArgs};
@@ -166,14 +167,19 @@ fn the_documentation_is_what_the_program_takes() {
         ("options of bench run".to_owned(), bench("run")),
         ("options of bench diskspd".to_owned(), bench("diskspd")),
         ("options of bench compare".to_owned(), bench("compare")),
+        ("options of bench report".to_owned(), bench("report")),
         ("options of bench resume".to_owned(), bench("resume")),
         ("options of bench list".to_owned(), bench("list")),
         ("exit codes".to_owned(), exit_codes()),
         ("options of plan predict".to_owned(), plan("predict")),
         ("options of plan cheapest".to_owned(), plan("cheapest")),
+        ("options of plan explain".to_owned(), plan("explain")),
+        ("options of plan compare".to_owned(), plan("compare")),
+        ("options of plan curve".to_owned(), plan("curve")),
         ("options of plan table".to_owned(), plan("table")),
         ("options of plan catalog".to_owned(), plan("catalog")),
         ("options of check".to_owned(), of("check")),
+        ("options of status".to_owned(), of("status")),
         ("options of doctor".to_owned(), of("doctor")),
         ("options of completions".to_owned(), of("completions")),
         (
@@ -292,6 +298,179 @@ fn the_cheapest_as_json_and_its_mistakes() {
     let output = run("plan cheapest --read-iops 900000000");
     assert_eq!(code(&output), Some(1));
     assert!(text(&output.stdout).contains("nothing in the catalogue is enough"));
+}
+
+const EXPLAIN: &str = "plan explain docs/examples/randwrite-8k.json --type pd-ssd --size 500GB \
+                       --machine n2-standard-8 --catalog gcp-2019";
+const EXPLAIN_ABOVE: &str = "plan explain crates/bench/tests/outputs/experiment-c-200gb.json \
+                             --type pd-standard --size 200GB --catalog gcp-2019";
+
+#[test]
+fn the_explanations_of_the_documentation_are_what_the_program_prints() {
+    for (file, line) in
+        [("docs/cli.md", EXPLAIN), ("docs/cli.md", EXPLAIN_ABOVE), ("README.md", EXPLAIN)]
+    {
+        let output = run(line);
+        assert_eq!(code(&output), Some(0), "{}", text(&output.stderr));
+        let path = repository().join(file);
+        let doc = fs::read_to_string(&path).expect("it exists");
+        let (before, rest) = doc.split_once(line).expect("the example is in it");
+        let (shown, after) = rest.split_once("```").expect("it ends");
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            let doc = format!("{before}{line}\n{}\n```{after}", text(&output.stdout).trim());
+            fs::write(&path, doc).expect("it can be written");
+            continue;
+        }
+        assert_eq!(shown.trim(), text(&output.stdout).trim());
+    }
+}
+
+fn explained(line: &str) -> serde_json::Value {
+    let output = run(&format!("plan explain {line} --json"));
+    assert_eq!(code(&output), Some(0), "{line}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("it is JSON")
+}
+
+/// Verdict, what held it, and the kind of the most used limit, of each judgement.
+fn verdicts(report: &serde_json::Value) -> Vec<[String; 3]> {
+    let word = |value: &serde_json::Value| value.as_str().expect("a word").to_owned();
+    let of = |entry: &serde_json::Value| {
+        let found = &entry["judgement"];
+        [&found["verdict"], &found["bound"], &found["limits"][0]["kind"]].map(word)
+    };
+    report["judgements"].as_array().expect("a list").iter().map(of).collect()
+}
+
+#[test]
+fn published_experiments_are_told_as_they_are() {
+    let outputs = "crates/bench/tests/outputs";
+    let ssd = "--type pd-ssd --size 500GB --machine n2-standard-8 --catalog gcp-2019";
+    let alone = explained(&format!("{outputs}/experiment-a-none.json {ssd}"));
+    assert_eq!(
+        verdicts(&alone),
+        [
+            ["as-predicted", "limit", "volume"],
+            ["as-predicted", "latency", "volume"],
+            ["as-predicted", "latency", "volume"]
+        ]
+    );
+    let mirrored = explained(&format!("{outputs}/experiment-a-mirror.json {ssd}"));
+    assert_eq!(
+        verdicts(&mirrored),
+        [
+            ["as-predicted", "limit", "volume"],
+            ["below", "latency", "volume"],
+            ["below", "latency", "volume"]
+        ]
+    );
+    for (gb, ratio) in [(200, 2.06), (600, 1.66)] {
+        let file = format!("{outputs}/experiment-c-{gb}gb.json");
+        let line = format!("{file} --type pd-standard --size {gb}GB --catalog gcp-2019");
+        let report = explained(&line);
+        assert_eq!(verdicts(&report), [["above", "limit", "volume"]]);
+        let found = report["judgements"][0]["judgement"]["ratio"].as_f64().expect("a number");
+        assert!((found - ratio).abs() < 0.005, "{found}");
+    }
+}
+
+#[test]
+fn an_explanation_as_json_is_as_documented() {
+    let doc = fs::read_to_string(repository().join("docs/plan-json.md")).expect("it exists");
+    let told = |key: &str| {
+        assert!(doc.contains(&format!("`{key}`")), "docs/plan-json.md does not tell of {key}");
+    };
+    let outputs = "crates/bench/tests/outputs";
+    for file in [
+        "experiment-a-mirror.json",
+        "experiment-c-200gb.json",
+        "mixed-jobs-json-plus.json",
+        "text-around.txt",
+        "paced.json",
+    ] {
+        let report = explained(&format!("{outputs}/{file} --type pd-ssd --size 500GB"));
+        assert_eq!(report["schema_version"], 1);
+        for entry in report["judgements"].as_array().expect("a list") {
+            let found = &entry["judgement"];
+            for object in [entry, found, &found["measured"], &found["limits"][0]] {
+                object.as_object().expect("an object").keys().for_each(|key| told(key));
+            }
+            for (list, tag) in
+                [("because", "finding"), ("perhaps", "finding"), ("remedies", "change")]
+            {
+                for one in found[list].as_array().expect("a list") {
+                    told(one[tag].as_str().expect("a word"));
+                    one.as_object().expect("an object").keys().for_each(|key| told(key));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_no_result_is_one_line_and_code_2() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("explain");
+    fs::create_dir_all(&folder).expect("it can be made");
+    let outputs = repository().join("crates/bench/tests/outputs");
+    let good = fs::read_to_string(outputs.join("grouped.json")).expect("it exists");
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.join(name);
+        fs::write(&path, bytes).expect("it can be written");
+        path.to_str().expect("a plain path").to_owned()
+    };
+    let deep = format!("{{\"fio version\": \"fio-3.33\", \"jobs\": {}", "[".repeat(1 << 20));
+    let tiny = good.replace("\"io_bytes\" : 1638400", "\"io_bytes\" : 16");
+    assert_ne!(tiny, good);
+    for (path, part) in [
+        ("no/such/file".to_owned(), "No such file"),
+        ("docs".to_owned(), "Is a directory"),
+        (file("empty", b""), "there is no JSON in it"),
+        (file("text", b"fio: engine nbd not loadable\n"), "there is no JSON in it"),
+        (file("binary", &[0xff, 0xfe, 0x00]), "UTF-8"),
+        (file("cut", &good.as_bytes()[..2000]), "ends in the middle"),
+        (file("other", b"{\"jobs\": []}"), "missing field `fio version`"),
+        (file("deep", deep.as_bytes()), "give what fio 3 prints"),
+        (file("nan", good.replace("\"iops\" : ", "\"iops\" : nan").as_bytes()), "expected"),
+        (file("negative", good.replace("\"iops\" : ", "\"iops\" : -").as_bytes()), "iops` of job"),
+        (file("huge", good.replace("\"iops\" : ", "\"iops\" : 9e99").as_bytes()), "give what"),
+        (file("tiny", tiny.as_bytes()), "from 512 to 32MiB"),
+        (file("old", good.replace("fio-3.33", "fio-2.16").as_bytes()), "fio 3 is needed"),
+        ("crates/bench/tests/outputs/trim.json".to_owned(), "no reads and no writes"),
+        ("crates/bench/tests/outputs/failed.txt".to_owned(), "no reads and no writes"),
+    ] {
+        let output = flagstone(&["plan", "explain", &path, "--type", "pd-ssd", "--size", "1TB"]);
+        let said = text(&output.stderr);
+        assert_eq!(code(&output), Some(2), "{path}: {said}");
+        assert!(output.stdout.is_empty(), "{path}");
+        assert!(said.contains(part) && said.lines().count() == 1, "{path}: {said}");
+        assert!(said.len() < 500, "{path}: {said}");
+    }
+    let line = "plan explain docs/examples/randwrite-8k.json --type pd-ssd --size 1TB";
+    for (option, part) in [
+        ("--tolerance -1", "from 0 to less than 100"),
+        ("--tolerance 100", "from 0 to less than 100"),
+        ("--machine zz", "unknown machine `zz`"),
+    ] {
+        let output = run(&format!("{line} {option}"));
+        assert_eq!(code(&output), Some(2), "{option}");
+        assert!(text(&output.stderr).contains(part), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_result_from_standard_input() {
+    let result = fs::read(repository().join("docs/examples/randwrite-8k.json"));
+    let mut program = Command::new(env!("CARGO_BIN_EXE_flagstone"))
+        .args(EXPLAIN.replace("docs/examples/randwrite-8k.json", "-").split_whitespace())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    // It reads all of it before it says anything.
+    let mut input = program.stdin.take().expect("it is piped");
+    input.write_all(&result.expect("it exists")).expect("it is read");
+    drop(input);
+    let output = program.wait_with_output().expect("it ends");
+    assert_eq!(output.stdout, run(EXPLAIN).stdout);
 }
 
 #[test]

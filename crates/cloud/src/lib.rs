@@ -10,13 +10,17 @@
 //!   what the model gives; where the page contradicts itself, its inconsistencies are carried
 //!   along and reported with the results that they touch.
 //!
-//! Begin with [`catalogue`]; then [`input`], what is asked, and [`prediction`], what is answered.
+//! Begin with [`catalogue`]; then [`input`], what is asked, and [`prediction`], what is answered;
+//! [`judge`] compares what was measured.
 
 pub mod caps;
 pub mod catalogue;
 pub mod cheapest;
+pub mod compare;
+pub mod curve;
 mod describe;
 pub mod input;
+pub mod judge;
 pub mod limits;
 pub mod mix;
 mod predict;
@@ -30,6 +34,7 @@ pub mod table;
 
 pub use catalogue::{Catalogue, CatalogueError, Confidence, LimitKind};
 pub use input::{Access, Configuration, Machine, PlanError, Workload};
+pub use judge::{Judgement, Measured};
 pub use mix::Mix;
 pub use predict::binding_order;
 pub use prediction::{Ceilings, Limit, Prediction, Rates, Remedy};

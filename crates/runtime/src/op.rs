@@ -63,6 +63,11 @@ impl Op {
                 | Op::Send { .. }
         )
     }
+
+    /// True for what changes a file: its completion may be the work of one of the kernel's threads.
+    pub(crate) fn changes_file(&self) -> bool {
+        matches!(self, Op::WriteAt { .. } | Op::Sync { .. } | Op::Punch { .. })
+    }
 }
 
 #[derive(Debug)]

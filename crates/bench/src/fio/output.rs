@@ -5,8 +5,9 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{self, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use crate::fio::options::Options;
 use crate::histogram::Histogram;
 use crate::limits::{FIO_JOBS, HISTOGRAM_BINS};
 
@@ -15,7 +16,9 @@ use crate::limits::{FIO_JOBS, HISTOGRAM_BINS};
 pub struct Output {
     /// Such as `fio-3.33`.
     pub version: String,
-    /// A job, or with group reporting a group, each.
+    /// Options of all jobs, unless a job has its own.
+    pub global: Options,
+    /// A job, or with group reporting a group, each. Those of several machines have no sum in it.
     pub jobs: Vec<JobOutput>,
 }
 
@@ -28,13 +31,33 @@ pub struct JobOutput {
     /// An error number of the system, or 0.
     #[serde(default)]
     pub error: i64,
+    /// Jobs of one number ran at the same time; a group that waits for those before it
+    /// (`stonewall`) has the next one, and so has one that only says so (`new_group`).
+    #[serde(default)]
+    pub groupid: i64,
+    /// When it began, in ms since 1970. fio 3.36 or so and later.
+    #[serde(default)]
+    pub job_start: Option<u64>,
+    /// How long fio had run when it told of this job, in s.
+    #[serde(default)]
+    pub elapsed: Option<u64>,
+    /// The machine, where fio ran on others (`--client`).
+    #[serde(default)]
+    pub hostname: Option<String>,
+    /// Its own options; of a group, those of its first job. Options without a value are left out
+    /// by fio.
+    #[serde(default, rename = "job options")]
+    pub options: Options,
     /// Reads.
     #[serde(default)]
     pub read: Side,
     /// Writes.
     #[serde(default)]
     pub write: Side,
-    /// CPU time of the job in user mode, in % of one CPU.
+    /// Reads, writes and trims together, of jobs that asked for that (`unified_rw_reporting`).
+    #[serde(default)]
+    pub mixed: Side,
+    /// CPU time of the job in user mode, in % of one CPU; of a group, the mean of its jobs.
     #[serde(default)]
     pub usr_cpu: f64,
     /// CPU time of the job in the kernel, in % of one CPU.
@@ -166,30 +189,100 @@ fn percentiles<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(f64, f
 struct Raw {
     #[serde(rename = "fio version")]
     version: String,
-    #[serde(default)]
+    #[serde(default, rename = "global options")]
+    global: Options,
+    #[serde(default, deserialize_with = "jobs")]
     jobs: Vec<JobOutput>,
+    /// In place of `jobs` where fio ran on other machines.
+    #[serde(default, deserialize_with = "jobs")]
+    client_stats: Vec<JobOutput>,
 }
 
-/// Reads the first JSON object in fio's output: warnings may stand before it.
+/// The name that fio gives to the sum of several machines.
+const ALL_CLIENTS: &str = "All clients";
+
+struct Jobs;
+
+impl<'de> Visitor<'de> for Jobs {
+    type Value = Vec<JobOutput>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of jobs")
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut list: S) -> Result<Self::Value, S::Error> {
+        let mut out = Vec::new();
+        while let Some(job) = list.next_element()? {
+            if out.len() >= FIO_JOBS {
+                return Err(de::Error::custom(format!(
+                    "there are more than {FIO_JOBS} jobs in it"
+                )));
+            }
+            out.push(job);
+        }
+        Ok(out)
+    }
+}
+
+fn jobs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<JobOutput>, D::Error> {
+    deserializer.deserialize_seq(Jobs)
+}
+
+/// Characters of a mistake that are repeated: it may quote any text of the input.
+const SAID_CHARS: usize = 200;
+
+fn said(error: serde_json::Error) -> String {
+    if error.is_eof() {
+        return "its JSON ends in the middle".to_owned();
+    }
+    let text = error.to_string();
+    if text.chars().count() <= SAID_CHARS {
+        return text;
+    }
+    let begin: String = text.chars().take(SAID_CHARS).collect();
+    format!("{begin}… at line {} column {}", error.line(), error.column())
+}
+
+/// Where the JSON begins: fio prints it from the start of a line, and warnings may stand before it
+/// and have braces of their own.
+fn beginning(text: &str) -> Option<usize> {
+    if text.starts_with('{') {
+        return Some(0);
+    }
+    text.find("\n{").map(|at| at + 1).or_else(|| text.find('{'))
+}
+
+/// Reads the JSON in fio's output: warnings may stand before it and other text behind it. Of several
+/// objects (`--status-interval`) it is the last, which tells of the whole run.
 ///
 /// # Errors
 /// What is wrong with it, as a phrase.
 pub fn parse(text: &str) -> Result<Output, String> {
-    let start = text.find('{').ok_or("there is no JSON in it")?;
+    let start = beginning(text).ok_or("there is no JSON in it")?;
     let mut values = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Raw>();
-    let raw = values.next().ok_or("there is no JSON in it")?.map_err(|error| {
-        if error.is_eof() { "its JSON ends in the middle".to_owned() } else { error.to_string() }
-    })?;
-    if raw.jobs.is_empty() {
+    let mut raw = values.next().ok_or("there is no JSON in it")?.map_err(said)?;
+    loop {
+        match values.next() {
+            Some(Ok(later)) => raw = later,
+            Some(Err(error)) if error.is_eof() => return Err(said(error)),
+            // Other text, such as the report for people.
+            Some(Err(_)) | None => break,
+        }
+    }
+    let mut jobs = raw.jobs;
+    if jobs.is_empty() {
+        jobs = raw.client_stats;
+        if jobs.len() > 1 {
+            jobs.retain(|job| job.name != ALL_CLIENTS);
+        }
+    }
+    if jobs.is_empty() {
         return Err("there is no job in it".to_owned());
     }
-    if raw.jobs.len() > FIO_JOBS {
-        return Err(format!("there are more than {FIO_JOBS} jobs in it"));
-    }
-    for job in &raw.jobs {
+    for job in &jobs {
         check(job)?;
     }
-    Ok(Output { version: raw.version, jobs: raw.jobs })
+    Ok(Output { version: raw.version, global: raw.global, jobs })
 }
 
 /// Above any figure that there can be, in any unit here; sums of them stay finite.
@@ -197,7 +290,7 @@ const FIGURE_MOST: f64 = 1e21;
 
 fn check(job: &JobOutput) -> Result<(), String> {
     let mut figures = vec![("usr_cpu", job.usr_cpu), ("sys_cpu", job.sys_cpu)];
-    for side in [&job.read, &job.write] {
+    for side in [&job.read, &job.write, &job.mixed] {
         figures.extend([("iops", side.iops), ("bw_bytes", side.bw_bytes)]);
         figures.push(("iops_stddev", side.iops_stddev));
         for latency in [&side.lat, &side.clat] {
@@ -206,9 +299,14 @@ fn check(job: &JobOutput) -> Result<(), String> {
         }
     }
     match figures.iter().find(|(_, value)| !(0.0..FIGURE_MOST).contains(value)) {
-        Some((name, value)) => Err(format!("`{name}` of job {:.60} is {value}", job.name)),
+        Some((name, value)) => Err(format!("`{name}` of job {} is {value}", shown(&job.name))),
         None => Ok(()),
     }
+}
+
+/// A name as it is repeated in a message: on one line, not long.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars().take(60).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -265,6 +363,57 @@ mod tests {
             let error = parse(text).expect_err(part);
             assert!(error.contains(part), "{part}: {error}");
         }
+    }
+
+    #[test]
+    fn what_stands_around_the_json() {
+        let json = OLD.lines().skip(1).collect::<Vec<_>>().join("\n");
+        let around = format!("fio: {{warning}} of a job\n{json}\n\na: (groupid=0): err= 0\n");
+        assert_eq!(parse(&around).unwrap(), parse(OLD).unwrap());
+        let later = json.replace("1000.5", "2000.5");
+        let twice = parse(&format!("{json}\n{later}\n")).unwrap();
+        assert_eq!(twice.jobs[0].read.iops, 2000.5, "the last of a run with --status-interval");
+        let error = parse(&format!("{json}\n{}", &later[..300])).expect_err("it is cut");
+        assert!(error.contains("in the middle"), "{error}");
+    }
+
+    #[test]
+    fn other_machines_are_told_apart() {
+        let text = r#"{"fio version": "fio-3.33", "client_stats": [{"jobname": "a", "hostname": "x"},
+          {"jobname": "a", "hostname": "y"}, {"jobname": "All clients"}], "disk_util": []}"#;
+        let output = parse(text).unwrap();
+        let hosts: Vec<_> = output.jobs.iter().map(|job| job.hostname.as_deref()).collect();
+        assert_eq!(hosts, [Some("x"), Some("y")]);
+    }
+
+    #[test]
+    fn hostile_json_is_refused() {
+        let deep = "[".repeat(100_000);
+        let job = |key: &str, value: &str| {
+            format!(r#"{{"fio version": "fio-3.33", "jobs": [{{"{key}": {value}}}]}}"#)
+        };
+        for (text, part) in [
+            (job("read", &deep), "expected"),
+            (job("read", r#"{"total_ios": -1}"#), "invalid value"),
+            (job("read", r#"{"total_ios": 1e30}"#), "invalid type"),
+            (job("read", r#"{"iops": NaN}"#), "expected value"),
+            (job("read", r#"{"iops": "1"}"#), "invalid type"),
+            (job("job options", "7"), "invalid type"),
+            (job("mixed", r#"{"iops": -0.5}"#), "`iops` of job  is -0.5"),
+            (r#"{"fio version": "fio-3.33", "jobs": {}}"#.to_owned(), "a list of jobs"),
+            (
+                format!(r#"{{"fio version": "x", "jobs": [{}{{}}]}}"#, "{},".repeat(FIO_JOBS)),
+                "more than",
+            ),
+            ("{".repeat(100_000), "key must be a string"),
+        ] {
+            let error = parse(&text).expect_err(part);
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        let error = parse(&job("error", &format!("\"{}\"", "ü\\n".repeat(1 << 20))));
+        let error = error.expect_err("it is no number");
+        assert!(error.chars().count() < 300 && error.lines().count() == 1, "{error:.300}");
+        assert!(error.contains("… at line 1 column"), "{error}");
     }
 
     proptest! {

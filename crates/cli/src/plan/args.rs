@@ -8,6 +8,7 @@ use flagstone_cloud::catalogue::{Catalogue, DEFAULT_CATALOGUE};
 use flagstone_cloud::{Access, Configuration, Workload};
 use flagstone_control::units::{parse_block_size, parse_size};
 
+use super::several::{CompareArgs, CurveArgs};
 use crate::args::Pattern;
 
 /// Arguments of `flagstone plan`.
@@ -25,6 +26,12 @@ pub enum PlanCommand {
     Predict(Box<PredictArgs>),
     /// Find the cheapest disks and machine that do what is needed
     Cheapest(Box<CheapestArgs>),
+    /// Judge a fio result: as predicted, above or below, what held it, and what would help
+    Explain(Box<ExplainArgs>),
+    /// Put types of disk side by side: what each does, by which limit, and for how much
+    Compare(Box<CompareArgs>),
+    /// Draw IOPS and MB/s over size, vCPUs, block or queue depth, with the limit that binds
+    Curve(Box<CurveArgs>),
     /// Print the tables of limits and prices that a catalogue stands for
     Table(TableArgs),
     /// Print a catalogue of the program, to begin one's own from
@@ -241,6 +248,10 @@ pub struct CheapestArgs {
     /// Prices of machines, and of disks in place of the catalogue's: a TOML file
     #[arg(long, value_name = "FILE")]
     pub price_file: Option<String>,
+    /// Of configurations that differ in the number of disks alone, and in what follows from it, show
+    /// the cheapest
+    #[arg(long)]
+    pub distinct: bool,
     /// How many configurations to show
     #[arg(long, value_name = "N", default_value = "10", allow_hyphen_values = true)]
     pub top: String,
@@ -250,6 +261,40 @@ pub struct CheapestArgs {
     /// The configurations as JSON on standard output
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `flagstone plan explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// What fio 3 printed as json or json+; - is standard input
+    #[arg(value_name = "RESULT")]
+    pub result: String,
+    /// The disks.
+    #[command(flatten)]
+    pub disk: DiskArgs,
+    /// How far from the prediction, in %, is still as predicted
+    #[arg(long, value_name = "PERCENT", default_value = "5", allow_hyphen_values = true)]
+    pub tolerance: String,
+    /// The catalogue.
+    #[command(flatten)]
+    pub catalogue: CatalogueArg,
+    /// The judgement as JSON on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl ExplainArgs {
+    /// The tolerance as a part, 0 to less than 1.
+    ///
+    /// # Errors
+    /// That it is none, on one line.
+    pub fn tolerance(&self) -> Result<f64, String> {
+        let percent = self.tolerance.parse::<f64>().ok().filter(|n| (0.0..100.0).contains(n));
+        percent.map(|percent| percent / 100.0).ok_or_else(|| {
+            let text = printable(&self.tolerance);
+            format!("--tolerance {text}: write a number from 0 to less than 100")
+        })
+    }
 }
 
 /// Arguments of `flagstone plan table`.
@@ -278,7 +323,7 @@ pub(crate) fn count(option: &str, text: &str, most: u32) -> Result<u32, String> 
     count_from(option, text, 1, most)
 }
 
-fn count_from(option: &str, text: &str, least: u32, most: u32) -> Result<u32, String> {
+pub(crate) fn count_from(option: &str, text: &str, least: u32, most: u32) -> Result<u32, String> {
     text.parse::<u32>().ok().filter(|number| (least..=most).contains(number)).ok_or_else(|| {
         format!("{option} {}: write a whole number from {least} to {most}", printable(text))
     })
@@ -300,6 +345,6 @@ pub(crate) fn bytes_per_s(option: &str, text: &str) -> Result<f64, String> {
     })
 }
 
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars().take(40).map(|c| if c.is_control() { '?' } else { c }).collect()
 }

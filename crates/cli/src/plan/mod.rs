@@ -1,11 +1,14 @@
-//! `flagstone plan`: what cloud disks will do, and which to take. Pure arithmetic on a catalogue;
-//! nothing is measured and nobody is asked.
+//! `flagstone plan`: what cloud disks will do, which to take, and why one was as it was. Pure
+//! arithmetic on a catalogue; nothing is measured and nobody is asked.
 
 pub mod args;
 mod cheapest;
-mod columns;
+mod compare;
+mod curve;
+mod explain;
 mod paint;
 mod predict;
+pub mod several;
 mod table;
 
 use flagstone_cloud::catalogue::Catalogue;
@@ -23,6 +26,9 @@ pub fn run(args: &PlanArgs) -> Exit {
     match &args.command {
         PlanCommand::Predict(args) => predict::run(args),
         PlanCommand::Cheapest(args) => cheapest::run(args),
+        PlanCommand::Explain(args) => explain::run(args),
+        PlanCommand::Compare(args) => compare::run(args),
+        PlanCommand::Curve(args) => curve::run(args),
         PlanCommand::Table(args) => table::run(args),
         PlanCommand::Catalog(args) => catalog(args),
     }

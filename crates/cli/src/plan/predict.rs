@@ -3,8 +3,10 @@
 use std::fmt::Write as _;
 
 use flagstone_cloud::catalogue::Catalogue;
-use flagstone_cloud::prediction::Touched;
-use flagstone_cloud::{Limit, PlanError, Prediction, Rates, block_text, grouped};
+use flagstone_cloud::prediction::{SourceUse, Touched};
+use flagstone_cloud::{
+    Confidence, Configuration, Limit, PlanError, Prediction, Rates, block_text, grouped,
+};
 use serde::Serialize;
 
 use super::args::PredictArgs;
@@ -68,14 +70,7 @@ fn text(catalogue: &Catalogue, found: &Prediction, pattern: &str, paint: Paint) 
             cost.confidence
         );
     }
-    let _ = writeln!(out, "\n{} (confidence {})", paint.bold("rests on"), found.confidence);
-    for source in &found.sources {
-        let _ = writeln!(
-            out,
-            "  {} ({}, confidence {}): {}",
-            source.key, source.date, source.confidence, source.address
-        );
-    }
+    rests_on(found.confidence, &found.sources, paint, &mut out);
     contradictions(&found.inconsistencies, paint, &mut out);
     list("not known", &found.not_known, paint, &mut out);
     list("note", &found.notes, paint, &mut out);
@@ -83,7 +78,16 @@ fn text(catalogue: &Catalogue, found: &Prediction, pattern: &str, paint: Paint) 
 }
 
 fn asked(catalogue: &Catalogue, found: &Prediction, pattern: &str) -> String {
-    let configuration = &found.configuration;
+    let depth = match found.workload.in_flight() {
+        Some(in_flight) => format!("{in_flight} in flight"),
+        None => "as many in flight as it takes".to_owned(),
+    };
+    let disks = disks_text(catalogue, &found.configuration);
+    format!("{disks}: {pattern}, {} blocks, {depth}", block_text(found.workload.block_bytes))
+}
+
+/// The disks and the machine, in words.
+pub(super) fn disks_text(catalogue: &Catalogue, configuration: &Configuration) -> String {
     let units = &catalogue.units;
     let each = catalogue.types.get(&configuration.kind).and_then(|disk| disk.size_gb_each);
     let size = each.unwrap_or(units.size_of(configuration.size_bytes));
@@ -95,20 +99,11 @@ fn asked(catalogue: &Catalogue, found: &Prediction, pattern: &str) -> String {
     let regional = if configuration.regional { "regional " } else { "" };
     let machine = &configuration.machine;
     let vcpus = machine.vcpus.map(|n| format!(" ({n} vCPUs)")).unwrap_or_default();
-    let depth = match found.workload.in_flight() {
-        Some(in_flight) => format!("{in_flight} in flight"),
-        None => "as many in flight as it takes".to_owned(),
-    };
     let network = match configuration.network_gbit_per_s {
         0.0 => String::new(),
         gbit => format!(", {gbit} Gbit/s of other traffic"),
     };
-    format!(
-        "{disks}{size} of {regional}{} on {}{vcpus}{network}: {pattern}, {} blocks, {depth}",
-        configuration.kind,
-        machine.name,
-        block_text(found.workload.block_bytes),
-    )
+    format!("{disks}{size} of {regional}{} on {}{vcpus}{network}", configuration.kind, machine.name,)
 }
 
 fn rates(found: &Prediction, paint: Paint, out: &mut String) {
@@ -165,11 +160,28 @@ fn same(a: &Limit, b: &Limit) -> bool {
 }
 
 /// With a decimal where the number is small enough for one to matter.
-fn decimals(number: f64) -> String {
+pub(super) fn decimals(number: f64) -> String {
     match number {
         n if n < 10.0 => format!("{n:.2}"),
         n if n < 1000.0 => format!("{n:.1}"),
         n => grouped(n),
+    }
+}
+
+/// The sources of a result.
+pub(super) fn rests_on(
+    confidence: Confidence,
+    sources: &[SourceUse],
+    paint: Paint,
+    out: &mut String,
+) {
+    let _ = writeln!(out, "\n{} (confidence {confidence})", paint.bold("rests on"));
+    for source in sources {
+        let _ = writeln!(
+            out,
+            "  {} ({}, confidence {}): {}",
+            source.key, source.date, source.confidence, source.address
+        );
     }
 }
 

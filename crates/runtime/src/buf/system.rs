@@ -212,10 +212,10 @@ mod tests {
     fn what_comes_back_is_not_resident() {
         fn is_resident(block: &NonNull<u8>) -> bool {
             let mut page = 0u8;
-            // SAFETY: the page is mapped, as a block of its slab is given, and `page` is one byte.
+            // SAFETY: no memory of the block is touched, and `page` is one byte.
             let result = unsafe { libc::mincore(block.as_ptr().cast(), 4096, &raw mut page) };
-            assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
-            page & 1 == 1
+            // It fails where nothing is mapped: a slab of few blocks of this test that has gone.
+            result == 0 && page & 1 == 1
         }
         const COUNT: usize = 16 << 10;
         let blocks: Vec<_> = (0..COUNT).map(|_| give(4096).expect("memory")).collect();

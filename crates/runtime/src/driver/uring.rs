@@ -15,7 +15,7 @@ use super::{Driver, Wait, os};
 use crate::executor::Shared;
 use crate::fs::{FileInfo, OpenOptions};
 use crate::limits::{RING_COMPLETIONS, RING_ENTRIES};
-use crate::net::{Address, Direction, KeepAlive};
+use crate::net::{Address, Direction, KeepAlive, PeerUser};
 use crate::op::{Op, OpId, Ops};
 
 const ENTER_GETEVENTS: u32 = 1;
@@ -42,6 +42,9 @@ pub(crate) struct Uring {
     deferred: bool,
     /// Reads and writes of disks that wait to be handed over, at most.
     for_disks: u32,
+    /// Operations in flight that change files. The kernel's threads that complete them may wait
+    /// for this very core, at a lower priority: it does not spin then.
+    changing_files: u32,
 }
 
 /// Why io_uring cannot be used here.
@@ -107,6 +110,7 @@ impl Uring {
             bell_armed: false,
             deferred,
             for_disks: 0,
+            changing_files: 0,
         })
     }
 
@@ -199,7 +203,7 @@ impl Uring {
         if limit <= started {
             return self.enter(0, None);
         }
-        let budget = self.spin.budget(started);
+        let budget = self.spin.budget(started, self.changing_files == 0);
         if budget > 0 && self.spin(budget, started, limit) {
             self.spin.paid();
             if !self.has_completions() && !self.shared.has_mail() {
@@ -213,8 +217,11 @@ impl Uring {
                 Some(deadline) => self.enter(1, Some(deadline.saturating_sub(now))),
                 None => self.enter(1, None),
             }
-            if budget > 0 || self.spin.budget(now) == 0 {
-                self.spin.slept(os::now() - started);
+            let (woken, nothing) = (os::now(), !self.has_completions() && !self.shared.has_mail());
+            if nothing && woken >= limit {
+                self.spin.timed_out(woken);
+            } else {
+                self.spin.slept(woken - started);
             }
         }
         self.shared.wake_up();
@@ -228,6 +235,9 @@ impl Uring {
                 BELL => self.bell_armed = false,
                 CANCEL => {}
                 id => {
+                    if ops.op_mut(id as OpId).is_some_and(|op| op.changes_file()) {
+                        self.changing_files -= 1;
+                    }
                     let result = match entry.result() {
                         error if error < 0 => Err(io::Error::from_raw_os_error(-error)),
                         count => Ok(count as u32),
@@ -302,6 +312,7 @@ impl Driver for Uring {
     fn submit(&mut self, id: OpId, op: &mut Op, _node: u32) {
         let entry = entry(op).user_data(u64::from(id));
         self.push(&entry);
+        self.changing_files += u32::from(op.changes_file());
         if matches!(op, Op::ReadAt { .. } | Op::WriteAt { .. }) {
             self.for_disks += 1;
             if self.for_disks >= DISK_BATCH {
@@ -334,8 +345,13 @@ impl Driver for Uring {
         os::open(path, options)
     }
 
-    fn listen(&mut self, address: &Address, _node: u32) -> io::Result<(i32, Address)> {
-        os::listen(address)
+    fn listen(
+        &mut self,
+        address: &Address,
+        private: bool,
+        _node: u32,
+    ) -> io::Result<(i32, Address)> {
+        os::listen(address, private)
     }
 
     fn socket(&mut self, address: &Address, _node: u32) -> io::Result<i32> {
@@ -344,6 +360,10 @@ impl Driver for Uring {
 
     fn peer(&mut self, raw: i32) -> String {
         os::peer(raw)
+    }
+
+    fn peer_user(&mut self, raw: i32) -> Option<PeerUser> {
+        os::peer_user(raw)
     }
 
     fn local(&mut self, raw: i32) -> Option<std::net::SocketAddr> {

@@ -1,0 +1,190 @@
+//! The options that fio repeats in its output: names and values as they were written.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+
+use crate::limits::FIO_OPTIONS;
+use crate::units::{parse_size, parse_time_ms};
+
+/// Options of a job, or of all jobs. fio leaves out most options that have no value, such as
+/// `group_reporting` and `stonewall`: what is not here may have been given nevertheless.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options(BTreeMap<String, String>);
+
+/// A value as text: fio writes texts; others make numbers and truths of them.
+struct Value(String);
+
+struct OneValue;
+
+impl Visitor<'_> for OneValue {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the value of an option")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Value, E> {
+        Ok(Value(text.to_owned()))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Value, E> {
+        Ok(Value(number.to_string()))
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Value, E> {
+        Ok(Value(number.to_string()))
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Value, E> {
+        Ok(Value(number.to_string()))
+    }
+
+    fn visit_bool<E: de::Error>(self, truth: bool) -> Result<Value, E> {
+        Ok(Value(u8::from(truth).to_string()))
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<Value, E> {
+        Ok(Value(String::new()))
+    }
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(OneValue)
+    }
+}
+
+struct Names;
+
+impl<'de> Visitor<'de> for Names {
+    type Value = Options;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of options")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Options, M::Error> {
+        let mut out = BTreeMap::new();
+        while let Some(name) = map.next_key::<String>()? {
+            out.insert(name, map.next_value::<Value>()?.0);
+            if out.len() > FIO_OPTIONS {
+                return Err(de::Error::custom("too many options"));
+            }
+        }
+        Ok(Options(out))
+    }
+}
+
+impl<'de> Deserialize<'de> for Options {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Options, D::Error> {
+        deserializer.deserialize_map(Names)
+    }
+}
+
+impl Options {
+    /// The value of an option.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// Whether none is known.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// A job's options, with those of all jobs behind them.
+#[derive(Clone, Copy, Debug)]
+pub struct OfJob<'a> {
+    /// Of the job.
+    pub own: &'a Options,
+    /// Of all.
+    pub global: &'a Options,
+}
+
+impl<'a> OfJob<'a> {
+    /// The value of an option.
+    pub fn get(&self, name: &str) -> Option<&'a str> {
+        self.own.get(name).or_else(|| self.global.get(name))
+    }
+
+    /// Whether nothing is known of the job.
+    pub fn is_empty(&self) -> bool {
+        self.own.is_empty() && self.global.is_empty()
+    }
+
+    /// A number; none if it is not given, or is not a plain number.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.get(name)?.trim().parse().ok()
+    }
+
+    /// Whether an option that is on or off is on: one without a value is. `None` if it is not given.
+    pub fn is_on(&self, name: &str) -> Option<bool> {
+        self.get(name).map(|value| !matches!(value.trim(), "0" | "false"))
+    }
+
+    /// Whether an option is given and is a number above 0 in any of its parts, such as
+    /// `rate_iops=,500`.
+    pub fn is_above_zero(&self, name: &str) -> bool {
+        let above = |part: &str| part.trim().starts_with(|c: char| ('1'..='9').contains(&c));
+        self.get(name).is_some_and(|value| value.split([',', ':']).any(above))
+    }
+
+    /// A size in bytes, as fio reads it: `200G` is 200 GiB. None for what depends on a file, such as
+    /// `50%`, or is not understood.
+    pub fn bytes(&self, name: &str) -> Option<u64> {
+        parse_size(self.get(name)?).ok()
+    }
+
+    /// A time in ms, as fio reads it: without a unit, seconds.
+    pub fn millis(&self, name: &str) -> Option<u64> {
+        parse_time_ms(self.get(name)?).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(text: &str) -> Options {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_jobs_own_come_first() {
+        let own = options(r#"{"bs": "8k", "direct": "1", "stonewall": null}"#);
+        let global = options(r#"{"bs": "4k", "iodepth": 32, "rate_iops": ",500", "rate": "0"}"#);
+        let of = OfJob { own: &own, global: &global };
+        assert_eq!((of.get("bs"), of.number("iodepth")), (Some("8k"), Some(32)));
+        assert_eq!((of.is_on("direct"), of.is_on("stonewall")), (Some(true), Some(true)));
+        assert_eq!(of.is_on("buffered"), None);
+        assert!(of.is_above_zero("rate_iops") && !of.is_above_zero("rate"));
+    }
+
+    #[test]
+    fn sizes_and_times_as_fio_reads_them() {
+        let own = options(
+            r#"{"a": "200G", "b": "50%", "c": "4096", "d": "1.0MB", "e": "16kib", "f": "99999999999T",
+                "g": "60", "h": "2s", "i": "1m", "j": "soon", "k": "ü"}"#,
+        );
+        let of = OfJob { own: &own, global: &Options::default() };
+        let sizes = ["a", "b", "c", "d", "e", "f", "k"].map(|name| of.bytes(name));
+        assert_eq!(sizes, [Some(200 << 30), None, Some(4096), None, Some(16384), None, None]);
+        let times = ["g", "h", "i", "j"].map(|name| of.millis(name));
+        assert_eq!(times, [Some(60_000), Some(2000), Some(60_000), None]);
+    }
+
+    #[test]
+    fn values_are_plain_and_not_endlessly_many() {
+        for nested in [r#"{"a": [1]}"#, r#"{"a": {}}"#] {
+            let error = serde_json::from_str::<Options>(nested).unwrap_err().to_string();
+            assert!(error.contains("expected the value of an option"), "{error}");
+        }
+        let many: Vec<_> = (0..=FIO_OPTIONS).map(|n| format!("\"{n}\": \"\"")).collect();
+        let error = serde_json::from_str::<Options>(&format!("{{{}}}", many.join(",")));
+        assert!(error.unwrap_err().to_string().contains("too many options"));
+    }
+}

@@ -1,0 +1,349 @@
+//! What ran at the same time, of any fio result: the sum of its jobs, and what is known of how they
+//! did it.
+//!
+//! fio leaves much out of its output: options without a value (`stonewall`, `group_reporting`),
+//! and of a group the options of all jobs but the first. What is here is what can be said without
+//! them; the rest is `None`.
+
+use crate::fio::options::OfJob;
+use crate::fio::output::{JobOutput, Output, Side, shown};
+use crate::limits::{DEPTH, THREADS};
+
+/// Jobs that ran at the same time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Phase {
+    /// Their names, each once, in the order of the output.
+    pub names: Vec<String>,
+    /// Reads of all of them.
+    pub read: Rate,
+    /// Writes of all of them.
+    pub write: Rate,
+    /// Threads or processes.
+    pub jobs: u32,
+    /// I/Os that they were told to keep in flight; an engine that does one at a time keeps one for
+    /// each job, whatever it is told.
+    pub in_flight: Option<u64>,
+    /// How long the job ran that ran longest, in s.
+    pub seconds: f64,
+    /// How long the job ran that ran shortest, in s.
+    pub seconds_least: f64,
+    /// fio's name of the pattern, if it is the same of all.
+    pub pattern: Option<String>,
+    /// Whether places are random in any of them.
+    pub random: Option<bool>,
+    /// Whether the page cache of the system stood between: `direct=1` is not in the options, and
+    /// the engine would heed it. `None` where that cannot be said.
+    pub cached: Option<bool>,
+    /// An engine that does one I/O at a time was told to keep more in flight.
+    pub one_at_a_time: Option<String>,
+    /// An option that holds a job back, such as `rate_iops`.
+    pub paced_by: Option<&'static str>,
+    /// Writes waited for flushes among them (`fsync`, `fdatasync`).
+    pub flushed: bool,
+    /// Several sequential jobs went over the same places of one file.
+    pub same_places: bool,
+    /// The file reaches at least that far, in bytes.
+    pub reach_bytes: Option<u64>,
+    /// CPUs that they kept busy, in CPUs.
+    pub cpus: f64,
+    /// CPU time of the busiest job, in % of one CPU; of a group, the mean of its jobs.
+    pub busiest_percent: f64,
+    /// Jobs that ended with an error, with its number.
+    pub errors: Vec<(String, i64)>,
+}
+
+/// Reads or writes of a phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rate {
+    /// A second.
+    pub iops: f64,
+    /// Bytes a second.
+    pub bytes_per_s: f64,
+    /// How many.
+    pub ios: u64,
+    /// Mean latency in µs, from submission to completion; `None` if fio was told not to measure it.
+    pub latency_us: Option<f64>,
+}
+
+impl Rate {
+    fn of(side: &Side) -> Rate {
+        if side.total_ios == 0 {
+            return Rate::default();
+        }
+        let seconds = side.runtime as f64 / 1e3;
+        let iops = match side.iops > 0.0 || seconds == 0.0 {
+            true => side.iops,
+            false => side.total_ios as f64 / seconds,
+        };
+        let mean = if side.lat.mean > 0.0 { side.lat.mean } else { side.clat.mean };
+        Rate {
+            iops,
+            // fio rounds its rate of bytes; those of each request are exact.
+            bytes_per_s: iops * (side.io_bytes as f64 / side.total_ios as f64),
+            ios: side.total_ios,
+            latency_us: (mean > 0.0).then_some(mean / 1e3),
+        }
+    }
+
+    fn add(&mut self, other: Rate) {
+        if other.ios == 0 {
+            return;
+        }
+        let all = self.iops + other.iops;
+        self.latency_us = match (self.latency_us, other.latency_us) {
+            _ if self.ios == 0 => other.latency_us,
+            (Some(own), Some(more)) if all > 0.0 => {
+                Some((own * self.iops + more * other.iops) / all)
+            }
+            _ => None,
+        };
+        self.iops = all;
+        self.bytes_per_s += other.bytes_per_s;
+        self.ios = self.ios.saturating_add(other.ios);
+    }
+
+    fn part(self, of: f64) -> Rate {
+        let ios = (self.ios as f64 * of).round() as u64;
+        Rate { iops: self.iops * of, bytes_per_s: self.bytes_per_s * of, ios, ..self }
+    }
+}
+
+impl Phase {
+    /// Whether there were reads or writes.
+    pub fn is_idle(&self) -> bool {
+        self.read.iops + self.write.iops <= 0.0
+    }
+}
+
+/// Engines that do one I/O at a time.
+const ONE_AT_A_TIME: [&str; 7] = ["sync", "psync", "vsync", "pvsync", "pvsync2", "mmap", "splice"];
+/// Other engines that go through the page cache unless they are told not to.
+const HEEDS_DIRECT: [&str; 4] = ["libaio", "io_uring", "posixaio", "windowsaio"];
+/// fio's own, on Linux, when none is given.
+const ENGINE_DEFAULT: &str = "psync";
+/// Options that hold a job back.
+const PACES: [&str; 4] = ["rate", "rate_iops", "thinktime", "latency_target"];
+
+/// The phases of a result, in the order in which they ran.
+///
+/// # Errors
+/// What cannot be summed, as a phrase: results of several machines, or of a fio before 3.
+pub fn phases(output: &Output) -> Result<Vec<Phase>, String> {
+    if ["fio-1.", "fio-2."].iter().any(|old| output.version.starts_with(old)) {
+        return Err(format!("it is of {}: fio 3 is needed", shown(&output.version)));
+    }
+    let mut hosts: Vec<_> = output.jobs.iter().filter_map(|job| job.hostname.as_ref()).collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    if hosts.len() > 1 {
+        return Err(format!("it is of {} machines: give the result of one", hosts.len()));
+    }
+    let groups = groups(output);
+    let mut phases: Vec<Vec<Job<'_>>> = Vec::new();
+    let mut end = None;
+    let apart = one_after_the_other(&groups);
+    for group in groups {
+        let starts_later = match (start_of(&group), end) {
+            (Some(start), Some(end)) => start >= end,
+            _ => apart,
+        };
+        let new = phases.is_empty() || starts_later;
+        let ended = start_of(&group).map(|start| start.saturating_add(own_time(&group)));
+        end = if new { ended } else { end.zip(ended).map(|(a, b)| a.max(b)) };
+        let mut first = new;
+        for job in group {
+            match phases.last_mut() {
+                Some(phase) if !first && job.options.get("wait_for").is_none() => phase.push(job),
+                _ => phases.push(vec![job]),
+            }
+            first = false;
+        }
+    }
+    Ok(phases.iter().map(|jobs| phase(jobs)).collect())
+}
+
+/// An entry of the output.
+struct Job<'a> {
+    output: &'a JobOutput,
+    options: OfJob<'a>,
+    /// How many threads or processes it is the sum of.
+    copies: u32,
+}
+
+/// Entries of each group, in the order of the output.
+fn groups(output: &Output) -> Vec<Vec<Job<'_>>> {
+    let mut groups: Vec<(i64, Vec<Job<'_>>)> = Vec::new();
+    for job in &output.jobs {
+        let options = OfJob { own: &job.options, global: &output.global };
+        let entry = Job { output: job, options, copies: 1 };
+        match groups.last_mut() {
+            Some((id, entries)) if *id == job.groupid => entries.push(entry),
+            _ => groups.push((job.groupid, vec![entry])),
+        }
+    }
+    for (_, entries) in &mut groups {
+        // Without group reporting each copy of a job has an entry of its own.
+        if let [only] = entries.as_mut_slice() {
+            let copies = only.options.number("numjobs").unwrap_or(1);
+            only.copies = copies.clamp(1, u64::from(THREADS)) as u32;
+        }
+    }
+    groups.into_iter().map(|(_, entries)| entries).collect()
+}
+
+fn run_ms(job: &JobOutput) -> u64 {
+    job.read.runtime.max(job.write.runtime).max(job.mixed.runtime)
+}
+
+/// How long a group took, in ms, with the time before it was measured.
+fn own_time(group: &[Job<'_>]) -> u64 {
+    let of = |job: &Job<'_>| {
+        let ramp = job.options.millis("ramp_time").unwrap_or(0);
+        run_ms(job.output).saturating_add(ramp)
+    };
+    // A little less, as clocks of jobs are read apart from each other.
+    let longest = group.iter().map(of).max().unwrap_or(0);
+    longest - longest / 20
+}
+
+fn start_of(group: &[Job<'_>]) -> Option<u64> {
+    let starts: Option<Vec<u64>> = group.iter().map(|job| job.output.job_start).collect();
+    starts?.into_iter().min().filter(|start| *start > 0)
+}
+
+/// Whether groups waited for each other: then together they took as long as fio did. Where fio does
+/// not tell, they are taken to, as that is why people make groups.
+fn one_after_the_other(groups: &[Vec<Job<'_>>]) -> bool {
+    let elapsed = groups.iter().flatten().filter_map(|job| job.output.elapsed).max();
+    let together = groups.iter().fold(0u64, |sum, group| sum.saturating_add(own_time(group)));
+    // fio rounds to seconds.
+    elapsed.is_none_or(|seconds| together <= seconds.saturating_add(1).saturating_mul(1000))
+}
+
+fn phase(jobs: &[Job<'_>]) -> Phase {
+    let mut out = Phase { seconds_least: f64::INFINITY, ..Phase::default() };
+    let mut in_flight = Some(0u64);
+    for job in jobs {
+        let name = shown(&job.output.name);
+        if job.output.error != 0 {
+            out.errors.push((name.clone(), job.output.error));
+        }
+        if !out.names.contains(&name) {
+            out.names.push(name);
+        }
+        let (read, write) = sides(job);
+        out.read.add(read);
+        out.write.add(write);
+        out.jobs = out.jobs.saturating_add(job.copies);
+        let seconds = run_ms(job.output) as f64 / 1e3;
+        out.seconds = out.seconds.max(seconds);
+        out.seconds_least = out.seconds_least.min(seconds);
+        let busy = job.output.usr_cpu + job.output.sys_cpu;
+        out.cpus += busy / 100.0 * f64::from(job.copies);
+        out.busiest_percent = out.busiest_percent.max(busy);
+        in_flight = in_flight.zip(depth(job)).map(|(sum, more)| sum.saturating_add(more));
+        how(job, &mut out);
+    }
+    out.in_flight = in_flight.filter(|sum| *sum > 0);
+    let patterns: Vec<_> = jobs.iter().map(|job| pattern(&job.options)).collect();
+    let same = patterns.windows(2).all(|two| two[0] == two[1]);
+    out.pattern = patterns.first().cloned().flatten().filter(|_| same);
+    let known: Option<Vec<String>> = patterns.into_iter().collect();
+    out.random = known.map(|all| all.iter().any(|name| name.starts_with("rand")));
+    out.same_places = out.random == Some(false) && same_places(jobs);
+    out
+}
+
+/// Reads and writes; those that fio counted together are split as the job was told to mix them.
+fn sides(job: &Job<'_>) -> (Rate, Rate) {
+    let (read, write) = (Rate::of(&job.output.read), Rate::of(&job.output.write));
+    if read.ios > 0 || write.ios > 0 {
+        return (read, write);
+    }
+    let all = Rate::of(&job.output.mixed);
+    let pattern = pattern(&job.options).unwrap_or_default();
+    let percent = match pattern.trim_start_matches("rand") {
+        "rw" | "readwrite" => match job.options.number("rwmixwrite") {
+            Some(writes) => 100 - writes.min(100),
+            None => job.options.number("rwmixread").unwrap_or(50).min(100),
+        },
+        "write" => 0,
+        _ => 100,
+    };
+    let reads = percent as f64 / 100.0;
+    let some = |part: f64| if part > 0.0 { all.part(part) } else { Rate::default() };
+    (some(reads), some(1.0 - reads))
+}
+
+fn pattern(options: &OfJob<'_>) -> Option<String> {
+    if options.is_empty() {
+        return None;
+    }
+    let text = options.get("rw").or_else(|| options.get("readwrite")).unwrap_or("read");
+    Some(shown(text.split([':', ',']).next().unwrap_or("").trim()))
+}
+
+fn engine<'a>(options: &OfJob<'a>) -> &'a str {
+    options.get("ioengine").unwrap_or(ENGINE_DEFAULT)
+}
+
+/// I/Os in flight of an entry.
+fn depth(job: &Job<'_>) -> Option<u64> {
+    if job.options.is_empty() {
+        return None;
+    }
+    let told = job.options.number("iodepth").unwrap_or(1).clamp(1, u64::from(DEPTH));
+    let kept = if ONE_AT_A_TIME.contains(&engine(&job.options)) { 1 } else { told };
+    Some(kept.saturating_mul(u64::from(job.copies)))
+}
+
+/// What an entry adds to what is known of how its phase did it.
+fn how(job: &Job<'_>, out: &mut Phase) {
+    let options = &job.options;
+    if options.is_empty() {
+        return;
+    }
+    let engine = engine(options);
+    let one = ONE_AT_A_TIME.contains(&engine);
+    if one || HEEDS_DIRECT.contains(&engine) {
+        let direct = options.is_on("direct").or(options.is_on("buffered").map(|on| !on));
+        let cached = engine == "mmap" || !direct.unwrap_or(false);
+        out.cached = Some(out.cached.unwrap_or(false) || cached);
+    }
+    if one && options.number("iodepth").is_some_and(|told| told > 1) {
+        out.one_at_a_time = Some(engine.to_owned());
+    }
+    let pace = PACES.into_iter().find(|name| options.is_above_zero(name));
+    out.paced_by = out.paced_by.or(pace);
+    out.flushed |= ["fsync", "fdatasync"].iter().any(|name| options.is_above_zero(name));
+    let one_file = options.get("filename").is_some_and(|name| !name.contains(':'));
+    let reach = options.bytes("filesize").or_else(|| options.bytes("size"));
+    if let Some(reach) = reach.filter(|_| one_file) {
+        out.reach_bytes = Some(out.reach_bytes.unwrap_or(0).max(reach));
+    }
+}
+
+/// Whether any two of the jobs begin at the same place of the same file, as far as is known.
+fn same_places(jobs: &[Job<'_>]) -> bool {
+    let mut places = Vec::new();
+    for job in jobs {
+        let options = &job.options;
+        let Some(file) = options.get("filename") else { continue };
+        // Each copy is moved on by it.
+        if options.is_above_zero("offset_increment") {
+            continue;
+        }
+        let place = (file, options.get("offset").unwrap_or("0"));
+        if job.copies > 1 || places.contains(&place) {
+            return true;
+        }
+        // What is beyond them is not worth more memory and time.
+        if places.len() < 64 {
+            places.push(place);
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests;
