@@ -29,6 +29,8 @@ struct Known {
     /// It was opened for use, and not closed.
     in_use: Cell<bool>,
     done: Cell<bool>,
+    /// Writers that wait for everything to cool.
+    resting: Cell<u64>,
 }
 
 fn devices(separate: bool) -> (SharedDevice, Option<SharedDevice>) {
@@ -123,7 +125,9 @@ async fn writer(replica: Replica, known: Rc<Known>, own: u64) {
         known.epoch.set(known.epoch.get().max(epoch));
         if round == 2 {
             // All of it cools.
+            known.resting.set(known.resting.get() + 1);
             time::sleep(Duration::from_secs(6)).await;
+            known.resting.set(known.resting.get() - 1);
         }
     }
 }
@@ -163,16 +167,32 @@ async fn check(separate: bool, known: Rc<Known>, cut: u64) {
     );
 }
 
-/// Runs a history up to a number of events, takes the power, and looks. False when it had ended.
+/// Operations that both disks have served.
+fn served(sim: &Simulation, node: NodeId) -> u64 {
+    let served = |path| {
+        let stats = sim.disk_stats(node, path);
+        stats.reads + stats.writes + stats.flushes
+    };
+    served(DATA) + served(LOG)
+}
+
+/// Runs a history until so many operations are done, and a little longer, so that the next are in
+/// flight. Takes the power, and looks. False when the history had ended.
 fn cut_at(seed: u64, separate: bool, cut: u64) -> bool {
     let (sim, node) = world(seed, separate);
     let known = Rc::new(Known::default());
     known.peer.borrow_mut().resize(BLOCKS as usize, 0);
-    let began = sim.events();
+    let began = served(&sim, node);
     sim.spawn_on(node, history(separate, known.clone()));
-    let world = sim.world();
-    sim.run_until(Duration::from_micros(5), || known.done.get() || world.events() - began >= cut);
+    sim.block_on(async {
+        while !known.done.get() && served(&sim, node) - began < cut {
+            // Steps as long as an operation at rest: a pause has many of the short ones.
+            let span = if known.resting.get() == WRITERS { 200 } else { 10 };
+            time::sleep(Duration::from_micros(span)).await;
+        }
+    });
     let ended = known.done.get();
+    sim.run_for(sim.random_span(Duration::ZERO, Duration::from_micros(100)));
     sim.power_off(node);
     sim.restart(node);
     let checked = sim.spawn_on(node, check(separate, known.clone(), cut));
@@ -180,17 +200,14 @@ fn cut_at(seed: u64, separate: bool, cut: u64) -> bool {
     !ended
 }
 
-/// Every so many events from the first to the last of a history.
+/// After each operation of a history, from the first to the last.
 fn cut_everywhere(seed: u64, separate: bool) {
     let mut cut = 0;
     while cut_at(seed, separate, cut) {
-        cut += CUT_STEP;
+        cut += 1;
     }
-    assert!(cut > 100, "the history is longer than {cut} events");
+    assert!(cut > 100, "the history is longer than {cut} operations");
 }
-
-/// Each event is the beginning or the end of an operation or a timer.
-const CUT_STEP: u64 = 1;
 
 #[test]
 fn a_power_loss_at_any_moment_leaves_every_difference_marked() {
