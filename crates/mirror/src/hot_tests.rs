@@ -167,7 +167,8 @@ proptest! {
             world.step(Step::Leave(0));
         }
         (0..=COOL_TICKS_MAX).for_each(|_| world.step(Step::Cool));
-        prop_assert_eq!(world.records, vec![Vec::<u32>::new()]);
+        // A record that failed may name more than is hot, until the next.
+        prop_assert!(world.hot.len() == 0 && world.hot.record().is_empty());
         prop_assert!((0..REGIONS).all(|region| world.cells.cell(region).load(Ordering::Acquire) == 0));
     }
 }

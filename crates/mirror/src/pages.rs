@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(pages.next_run(0..100, SET), Some(1..3));
         pages.give_back(0, taken);
         assert_eq!(pages.next_run(0..2, SET), Some(0..2));
-        (0..3).for_each(|page| drop(pages.take(page)));
+        assert_eq!([0, 1, 2].map(|page| pages.take(page)), [SET | CLEARED, SET, SET]);
         assert_eq!(pages.next_run(0..100, SET | CLEARED), None);
         pages.raise(&(0..100 * BITS_PER_PAGE), SET);
         assert_eq!(pages.next_run(1..100, SET), Some(1..65));

@@ -423,3 +423,7 @@ async fn renew(
     write_page(device, at, &superblock.encode()).await?;
     Ok(made)
 }
+
+#[cfg(test)]
+#[path = "replica_tests.rs"]
+mod tests;
