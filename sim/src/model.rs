@@ -49,6 +49,8 @@ struct Sector {
     busy: bool,
     /// The version that the call in flight writes.
     changing: Option<u32>,
+    /// What is there is not known: it may be any version.
+    unknown: bool,
 }
 
 impl Sector {
@@ -76,6 +78,8 @@ pub struct Model {
     /// Counts acknowledgements, so that flushes know what they cover.
     now: u64,
     checks: u64,
+    /// Changes acknowledged.
+    acknowledged: u64,
 }
 
 /// What a change does.
@@ -106,6 +110,7 @@ impl Shared {
             untouched: true,
             busy: false,
             changing: None,
+            unknown: false,
         };
         let mut sectors = Vec::new();
         sectors.resize_with(bytes as usize / SECTOR_BYTES, sector);
@@ -118,6 +123,7 @@ impl Shared {
             flushes_fail: false,
             now: 1,
             checks: 0,
+            acknowledged: 0,
         })))
     }
 
@@ -130,6 +136,65 @@ impl Shared {
     /// From now on a flush may fail at the disk while its caller is killed.
     pub fn expect_failed_flushes(&self) {
         self.0.borrow_mut().flushes_fail = true;
+    }
+
+    /// A model of its own of what a copy of the device may answer now: what is under way may be
+    /// there or not.
+    pub fn fork(&self) -> Shared {
+        let model = self.0.borrow();
+        let sectors = model.sectors.iter().map(|sector| {
+            let mut copy = Sector {
+                visible: sector.visible.clone(),
+                after_loss: sector.after_loss.clone(),
+                late: sector.late.clone(),
+                durable_since: sector.durable_since,
+                tainted: sector.tainted,
+                tainted_since: sector.tainted_since,
+                untouched: sector.untouched,
+                busy: false,
+                changing: None,
+                unknown: sector.unknown,
+            };
+            if let Some(version) = sector.changing {
+                copy.doubt(model.now, version);
+            }
+            copy
+        });
+        let copy = Model {
+            seed: model.seed,
+            sectors: sectors.collect(),
+            // Versions of both name different contents.
+            next_version: model.next_version + (1 << 20),
+            losses: model.losses,
+            late_when_dropped: model.late_when_dropped,
+            flushes_fail: model.flushes_fail,
+            now: model.now,
+            checks: 0,
+            acknowledged: 0,
+        };
+        Shared(Rc::new(RefCell::new(copy)))
+    }
+
+    /// Any earlier state may be found from now on, sector by sector.
+    pub fn forget(&self) {
+        for sector in &mut self.0.borrow_mut().sectors {
+            sector.unknown = true;
+        }
+    }
+
+    /// Changes acknowledged so far, since the fork.
+    pub fn acknowledged(&self) -> u64 {
+        self.0.borrow().acknowledged
+    }
+
+    /// True while a call is under way.
+    pub fn busy(&self) -> bool {
+        self.0.borrow().sectors.iter().any(|sector| sector.busy)
+    }
+
+    /// True for two handles of one model.
+    pub fn is(&self, other: &Shared) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
     }
 
     /// Size of the device, in bytes.
@@ -282,6 +347,7 @@ impl Claim {
         let Some(change) = self.change.take() else { return };
         let mut model = self.model.0.borrow_mut();
         model.now += 1;
+        model.acknowledged += 1;
         let now = model.now;
         for sector in &mut model.sectors[self.range.clone()] {
             if change == Change::Discard {
@@ -289,6 +355,7 @@ impl Claim {
                 continue;
             }
             sector.visible = vec![self.version];
+            sector.unknown = false;
             sector.tainted = false;
             sector.untouched = false;
             if fua {
@@ -318,13 +385,18 @@ impl Claim {
     /// When the device may not answer so: a promise is broken.
     pub fn returned(self, bytes: &[u8]) {
         let mut model = self.model.0.borrow_mut();
-        let (seed, losses) = (model.seed, model.losses);
+        let (seed, losses, now) = (model.seed, model.losses, model.now);
         for (number, bytes) in self.range.clone().zip(bytes.chunks(SECTOR_BYTES)) {
             let found = version_of(seed, number, bytes);
             let sector = &mut model.sectors[number];
             let allowed =
                 |version: &u32| sector.visible.contains(version) || sector.late.contains(version);
             match found {
+                Ok(version) if sector.unknown => {
+                    (sector.visible, sector.unknown) = (vec![version], false);
+                    sector.after_loss = vec![(now, version)];
+                    sector.late.clear();
+                }
                 Ok(version) if allowed(&version) => {
                     // An answer from before a power loss says nothing about what is left.
                     if sector.late.is_empty() && self.losses == losses {

@@ -1,0 +1,324 @@
+//! The nodes, their disks and mirrors, the hosts, and what these may read.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
+use flagstone_mirror::format::newest;
+use flagstone_mirror::format::superblock::Superblock;
+use flagstone_mirror::id::Uuid;
+use flagstone_mirror::replica::{Create, Replica};
+use flagstone_mirror::shape::Shape;
+use flagstone_mirror::state::{MirrorState, Wish};
+use flagstone_mirror::{Mirror, PeerOptions};
+use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
+use flagstone_runtime::time;
+
+use super::Kind;
+use super::link::{Hub, HubHandle};
+use crate::load::{LoadOptions, run as load};
+use crate::model::Shared;
+
+pub(super) const DATA: &str = "/dev/data";
+pub(super) const LOG: &str = "/dev/log";
+const VOLUME: Uuid = Uuid([7; 16]);
+
+/// What hosts of one node may read.
+pub(super) struct Line {
+    pub(super) model: Shared,
+    /// Changes acknowledged when it parted from the other's.
+    pub(super) base: u64,
+}
+
+impl Line {
+    fn has_promised(&self) -> bool {
+        self.model.acknowledged() > self.base
+    }
+}
+
+/// What is shared with the tasks of hosts.
+pub(super) struct World {
+    pub(super) lines: RefCell<[Line; 2]>,
+    /// The node lost its power since its data was known to be whole.
+    pub(super) lossy: [Cell<bool>; 2],
+    pub(super) mirrors: RefCell<[Option<Arc<Mirror>>; 2]>,
+    pub(super) stop: Rc<Cell<bool>>,
+    /// Hosts of the node have calls in flight, or are about to.
+    pub(super) loading: [Cell<bool>; 2],
+}
+
+pub(super) struct Cluster {
+    pub(super) sim: Simulation,
+    pub(super) kind: Kind,
+    pub(super) nodes: [NodeId; 2],
+    pub(super) hub: HubHandle,
+    pub(super) world: Rc<World>,
+    pub(super) usable: u64,
+    device_bytes: u64,
+    separate_log: bool,
+    volatile: bool,
+    depth: usize,
+    pause_ms: u64,
+}
+
+fn options() -> FileOptions {
+    FileOptions::default()
+}
+
+impl Cluster {
+    pub(super) fn new(seed: u64, kind: &Kind) -> Cluster {
+        let sim = Simulation::new(seed, Default::default());
+        let nodes = [sim.add_node("a"), sim.add_node("b")];
+        let hub = HubHandle::new(sim.world());
+        // Bits of 4 KiB, regions of one or a few, and 32 of them hot: eviction happens.
+        let region_bytes = 4096 << sim.random_between(0, 2);
+        let shape = Shape { usable_bytes: 4096, bit_bytes: 4096, region_bytes, hot_regions: 32 };
+        let blocks = sim.random_between(16, 160);
+        let device_bytes = (blocks + 16) * 4096;
+        let separate_log = sim.chance(0.5);
+        let volatile = sim.chance(0.7);
+        for node in nodes {
+            let config =
+                DiskConfig { volatile_cache: volatile, ..DiskConfig::block_device(device_bytes) };
+            sim.add_disk(node, DATA, config);
+            sim.add_disk(node, LOG, DiskConfig::block_device(device_bytes));
+        }
+        for (index, node) in nodes.into_iter().enumerate() {
+            let create = Create { volume: VOLUME, with_data: index == 0, shape };
+            let made = sim.spawn_on(node, async move {
+                let (data, log) = devices(separate_log);
+                Replica::create(data, log, create).await.expect("sound disks");
+            });
+            sim.block_on(made).expect("nobody ends it");
+        }
+        let usable =
+            flagstone_mirror::shape::layout(device_bytes, &shape).expect("room").usable_bytes;
+        let line = || Line { model: Shared::new(seed, usable), base: 0 };
+        let (a, mut b) = (line(), line());
+        b.model = a.model.clone();
+        let world = World {
+            lines: RefCell::new([a, b]),
+            lossy: Default::default(),
+            mirrors: Default::default(),
+            stop: Rc::default(),
+            loading: Default::default(),
+        };
+        let depth = sim.random_between(1, 12) as usize;
+        let pause_ms = sim.random_between(1, 40);
+        Cluster {
+            kind: *kind,
+            nodes,
+            hub,
+            world: Rc::new(world),
+            usable,
+            device_bytes,
+            separate_log,
+            volatile,
+            depth,
+            pause_ms,
+            sim,
+        }
+    }
+
+    pub(super) fn hub(&self) -> Rc<Hub> {
+        self.hub.hub()
+    }
+
+    pub(super) fn mirror(&self, index: usize) -> Option<Arc<Mirror>> {
+        self.world.mirrors.borrow()[index].clone()
+    }
+
+    /// Starts a node's mirror and its hosts.
+    pub(super) fn start(&self, index: usize) {
+        let (node, other) = (self.nodes[index], self.nodes[1 - index]);
+        let mut peer = PeerOptions::new(self.hub.peer(node, other));
+        (peer.mode, peer.ack, peer.when_lost) =
+            (self.kind.mode, self.kind.ack, self.kind.when_lost);
+        let (world, hub) = (self.world.clone(), self.hub.clone());
+        let (separate_log, depth) = (self.separate_log, self.depth);
+        let pause_ms = self.pause_ms;
+        self.sim.spawn_on(node, async move {
+            let local = loop {
+                let (data, log) = devices(separate_log);
+                match Replica::open(data, log).await {
+                    Ok(local) => break local,
+                    Err(_) => time::sleep(Duration::from_millis(100)).await,
+                }
+            };
+            let mirror = Arc::new(Mirror::new(local, vec![peer]));
+            world.mirrors.borrow_mut()[index] = Some(mirror.clone());
+            hub.hub().serve(node, mirror.clone());
+            while mirror.start().await.is_err() {
+                time::sleep(Duration::from_millis(100)).await;
+            }
+            hosts(world, index, mirror, depth, pause_ms).await;
+        });
+    }
+
+    /// The node's process ends.
+    pub(super) fn end(&self, index: usize, power: bool) {
+        let node = self.nodes[index];
+        if !self.sim.is_up(node) {
+            return;
+        }
+        self.reconcile();
+        if power {
+            let whole = self.is_whole_target(index);
+            if self.volatile && !whole {
+                self.world.lossy[index].set(true);
+            }
+            self.sim.power_off(node);
+        } else {
+            self.sim.crash(node);
+        }
+        self.hub().stop(node);
+        self.world.loading[index].set(false);
+        self.world.mirrors.borrow_mut()[index] = None;
+    }
+
+    pub(super) fn restart(&self, index: usize) {
+        if !self.sim.is_up(self.nodes[index]) {
+            self.sim.restart(self.nodes[index]);
+            self.start(index);
+        }
+    }
+
+    /// The state that an active node shows; none when it serves nobody.
+    pub(super) fn state(&self, index: usize) -> Option<MirrorState> {
+        let mirror = self.mirror(index)?;
+        mirror.is_active().then(|| mirror.state(0))
+    }
+
+    pub(super) fn shown(&self, index: usize) -> Option<MirrorState> {
+        Some(self.mirror(index)?.state(0))
+    }
+
+    fn is_whole_target(&self, index: usize) -> bool {
+        self.state(1 - index) == Some(MirrorState::Mirroring)
+            && self.kind == Kind { when_lost: self.kind.when_lost, ..Kind::default() }
+    }
+
+    /// Lines that have become one are one.
+    pub(super) fn reconcile(&self) {
+        for index in 0..2 {
+            // A source that has not heard of it yet may think so still.
+            let attached = self.mirror(1 - index).is_some_and(|mirror| mirror.has_source());
+            if !attached || self.state(index) != Some(MirrorState::Mirroring) {
+                continue;
+            }
+            self.world.lossy[1 - index].set(false);
+            let mut lines = self.world.lines.borrow_mut();
+            if !lines[index].model.is(&lines[1 - index].model) {
+                let lost = lines[1 - index].has_promised();
+                assert!(!lost, "what the hosts of node {} were promised is given up", 1 - index);
+                let model = lines[index].model.clone();
+                let base = model.acknowledged();
+                lines[index].base = base;
+                lines[1 - index] = Line { model, base };
+            }
+        }
+    }
+
+    /// The node is about to serve though the other may: from now on their data may differ.
+    pub(super) fn part(&self, index: usize) {
+        self.reconcile();
+        let outdated = self
+            .superblock(1 - index)
+            .is_some_and(|other| other.peers.iter().any(|peer| !peer.bases.is_empty()));
+        let mut lines = self.world.lines.borrow_mut();
+        if !lines[index].model.is(&lines[1 - index].model) {
+            return;
+        }
+        let model = lines[index].model.fork();
+        if outdated || self.kind.mode == flagstone_mirror::Mode::Async {
+            model.forget();
+        }
+        lines[1 - index].base = lines[1 - index].model.acknowledged();
+        lines[index] = Line { model, base: 0 };
+    }
+
+    /// The operator has given up what is on a node.
+    pub(super) fn give_up(&self, index: usize) {
+        let mut lines = self.world.lines.borrow_mut();
+        let (model, base) = (lines[1 - index].model.clone(), lines[1 - index].base);
+        lines[index] = Line { model, base };
+    }
+
+    /// What a node's disk says of its replica.
+    pub(super) fn superblock(&self, index: usize) -> Option<Superblock> {
+        let read = |at: u64| {
+            let bytes = self.sim.peek(self.nodes[index], DATA, at, 4096);
+            Superblock::decode(&bytes.try_into().expect("a page"))
+        };
+        let slots = [read(self.device_bytes - 8192), read(self.device_bytes - 4096)];
+        newest(slots, |superblock| superblock.sequence).ok().map(|found| found.1)
+    }
+
+    pub(super) fn data(&self, index: usize) -> Vec<u8> {
+        self.sim.peek(self.nodes[index], DATA, 0, self.usable as usize)
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let mut text = String::new();
+        for index in 0..2 {
+            text += &format!("node {index}: up {}", self.sim.is_up(self.nodes[index]));
+            if let Some(mirror) = self.mirror(index) {
+                let status = self.sim.block_on(async move { mirror.status() });
+                text += &format!(", {status:?}");
+            }
+            text += &format!("\n  {:?}\n", self.superblock(index));
+        }
+        text
+    }
+}
+
+impl PartialEq for Kind {
+    fn eq(&self, other: &Kind) -> bool {
+        (self.mode, self.ack, self.when_lost) == (other.mode, other.ack, other.when_lost)
+    }
+}
+
+fn devices(separate_log: bool) -> (SharedDevice, Option<SharedDevice>) {
+    let open = |path: &str| -> SharedDevice {
+        FileDevice::open(path, &options()).expect("the disk is free")
+    };
+    (open(DATA), separate_log.then(|| open(LOG)))
+}
+
+/// The hosts of one node: load it whenever it serves, until the node dies.
+async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, depth: usize, pause_ms: u64) {
+    let mut active = false;
+    loop {
+        if !active {
+            active = mirror.activity_changed(false).await;
+            continue;
+        }
+        let model = world.lines.borrow()[index].model.clone();
+        if world.lossy[index].replace(false) {
+            model.power_lost();
+        }
+        let device: SharedDevice = Arc::new((*mirror).clone());
+        // What an earlier source left in a volatile cache counts from here on.
+        if device.flush().await.is_ok() && !world.stop.get() {
+            let options = LoadOptions {
+                stop: world.stop.clone(),
+                max_bytes: 32 << 10,
+                // Time in which nothing happens costs the simulation nothing.
+                pause: Duration::from_millis(pause_ms),
+                ..LoadOptions::new(depth)
+            };
+            world.loading[index].set(true);
+            load(device, model, options).await;
+            world.loading[index].set(false);
+        }
+        if world.stop.get() {
+            return;
+        }
+        time::sleep(Duration::from_millis(1)).await;
+        active = mirror.is_active();
+    }
+}
+
+pub(super) const WISHES: [Wish; 3] = [Wish::Mirror, Wish::Pause, Wish::Break];
