@@ -122,8 +122,11 @@ impl VendorSession for Session {
             }
             _ => {
                 let zeroes = OrderedZeroes::parse(command).unwrap();
-                let flags =
-                    ZeroFlags { fua: zeroes.fua, may_deallocate: zeroes.deallocate, fast_only: false };
+                let flags = ZeroFlags {
+                    fua: zeroes.fua,
+                    may_deallocate: zeroes.deallocate,
+                    fast_only: false,
+                };
                 let (offset, len) = (zeroes.start * 512, zeroes.blocks * 512);
                 (zeroes.order, self.device.write_zeroes(offset, len, flags))
             }
@@ -139,11 +142,8 @@ impl VendorSession for Session {
 /// A target with an ordinary volume and a hidden one with a handler.
 fn start(config: TargetConfig) -> (Server, Arc<Seen>) {
     let server = Server::start_with(memory(1 << 20, 512), config, &any_port());
-    let subsystem = SubsystemConfig {
-        nqn: replica_nqn(),
-        serial: "2".to_owned(),
-        allow_hosts: vec![peer()],
-    };
+    let subsystem =
+        SubsystemConfig { nqn: replica_nqn(), serial: "2".to_owned(), allow_hosts: vec![peer()] };
     server.target.add_hidden_subsystem(subsystem).unwrap();
     let (device, seen) = (memory(SIZE_BYTES, 512), Arc::new(Seen::default()));
     let handler = Arc::new(Handler { device: device.clone(), seen: seen.clone() });
@@ -168,9 +168,7 @@ async fn ask(session: &RemoteSession, request: Request) -> Result<AdminAnswer, I
             bytes.copy_from_slice(attach.bytes());
             AdminData::Out(bytes.freeze())
         }
-        None if request.reply_bytes() > 0 => {
-            AdminData::In(buf::alloc_small(request.reply_bytes()))
-        }
+        None if request.reply_bytes() > 0 => AdminData::In(buf::alloc_small(request.reply_bytes())),
         None => AdminData::None,
     };
     session.admin(command, data).await

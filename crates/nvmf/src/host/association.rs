@@ -165,7 +165,7 @@ impl Association {
         let mut trouble = Trouble::default();
         loop {
             let Some(ended) = self.begin_admin(&command, &mut data)? else {
-                // As rare as a full admin queue: calls for I/O have no part in it.
+                // Rare, and none of the business of calls for I/O, whose gate it is not to crowd.
                 time::sleep(HOST_POLL_PAUSE).await;
                 continue;
             };
@@ -183,8 +183,12 @@ impl Association {
         }
     }
 
-    /// Sends an admin command; `None` when the queue is full, but for what is kept free.
+    /// Sends an admin command; `None` without a connection as yet, and when the queue is full but
+    /// for what is kept free.
     fn begin_admin(&self, command: &Sqe, data: &mut Data) -> Result<Option<Ended>, IoError> {
+        if self.state.get() == State::Waiting {
+            return Ok(None);
+        }
         let admin = self.admin.borrow();
         let admin = admin.as_ref().filter(|_| self.state.get() == State::Live);
         let queue = &admin.ok_or(IoError::Unreachable)?.queue;

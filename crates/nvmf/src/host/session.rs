@@ -1,18 +1,19 @@
-//! One connection to a namespace, for those who must know when it is lost: once lost it stays so.
+//! A session with a namespace, for those who must know when it is lost: once lost it stays so.
 //!
-//! A [`RemoteSession`] is a controller with its I/O queues, on the core that made it; other cores'
-//! calls are carried there. It speaks what a [`RemoteDevice`](super::RemoteDevice) does, and beside
-//! that vendor specific admin commands and ordered writes. Data digests are always on.
+//! A [`RemoteSession`] has one association for each core that uses it, made at the core's first
+//! call, as a [`RemoteDevice`](super::RemoteDevice) has; but when one of them breaks all end. All
+//! of them are of one host identifier, which no other session has: by it the target knows which
+//! controllers belong together. It does what a remote device does, and beside that vendor specific
+//! admin commands and ordered writes. Data digests are always on.
 //!
 //! Promises:
-//! - once [`RemoteSession::lost`] resolves every call in flight fails, or has its answer already;
-//!   every later one fails at once;
+//! - when [`RemoteSession::lost`] resolves, every later call fails at once, and those in flight
+//!   soon, unless they have their answer;
 //! - a call whose answer is lost is not sent again: it fails with [`IoError::Unreachable`], and may
 //!   have been carried out;
 //! - a target that does not answer is given up after [`HostOptions::command_timeout`], or the keep
 //!   alive time-out, so every call ends.
 
-use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
@@ -24,9 +25,7 @@ use flagstone_blockdev::{Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_nvme::replica::Order;
 use flagstone_nvme::{Nqn, Sqe, Status};
 use flagstone_runtime::net::Address;
-use flagstone_runtime::{
-    Buf, BufMut, CoreHandle, CoreLocal, core_index, cores, spawn_detached, sync,
-};
+use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, cores, spawn_detached};
 
 use super::association::Association;
 use super::command::Data;
@@ -38,45 +37,49 @@ use super::{HostError, HostOptions};
 
 /// See the module.
 pub struct RemoteSession {
-    home: CoreHandle,
-    live: Arc<CoreLocal<Live>>,
+    place: Arc<Place>,
+    associations: Arc<CoreLocal<Association>>,
+    cores: Vec<CoreHandle>,
     shape: Shape,
     fate: Arc<Fate>,
 }
 
-/// The connection, on its core.
-struct Live {
-    association: Rc<Association>,
-    stopped: Cell<bool>,
-    rung: sync::Notify,
+/// Watches over one core's connection until it breaks or the session is lost, and ends both.
+async fn tend(association: Rc<Association>, link: Link, place: Arc<Place>, fate: Arc<Fate>) {
+    {
+        let mut broken = pin!(link.tend(place.options.command_timeout));
+        let mut lost = pin!(fate.wait());
+        let why = poll_fn(|cx| match broken.as_mut().poll(cx) {
+            Poll::Ready(error) => Poll::Ready(Some(error)),
+            Poll::Pending => lost.as_mut().poll(cx).map(|()| None),
+        })
+        .await;
+        if let Some(error) = why {
+            tracing::warn!(address = %place.address, "session lost: {error}");
+        }
+    }
+    // Calls that lose their answer by the end of the queues find no other connection.
+    association.close();
+    link.end();
+    fate.lose();
 }
 
-impl Live {
-    fn stop(&self) {
-        self.association.close();
-        self.stopped.set(true);
-        self.rung.notify();
-    }
-
-    /// Watches over the connection until it breaks or is to end, and ends it.
-    async fn tend(self: Rc<Self>, link: Link, fate: Arc<Fate>, options: HostOptions) {
-        {
-            let mut broken = pin!(link.tend(options.command_timeout));
-            let mut stopped = pin!(self.rung.wait_for(|| self.stopped.get().then_some(())));
-            let why = poll_fn(|cx| match broken.as_mut().poll(cx) {
-                Poll::Ready(error) => Poll::Ready(Some(error)),
-                Poll::Pending => stopped.as_mut().poll(cx).map(|()| None),
-            })
-            .await;
-            if let Some(error) = why {
-                tracing::warn!("session lost: {error}");
+/// Connects another core; the session is lost if that cannot be.
+async fn join(association: Rc<Association>, place: Arc<Place>, shape: Shape, fate: Arc<Fate>) {
+    let refused = match association.connect().await {
+        Ok((link, found)) => match shape.check_still(&found) {
+            Ok(()) if fate.is_lost() => HostError::Closed,
+            Ok(()) => {
+                association.up(&link);
+                return tend(association, link, place, fate).await;
             }
-        }
-        // Calls that lose their answer by the end of the queues find no other connection.
-        self.association.close();
-        link.end();
-        fate.lose();
-    }
+            Err(error) => error,
+        },
+        Err(error) => error,
+    };
+    tracing::warn!(address = %place.address, "session lost: {refused}");
+    association.close();
+    fate.lose();
 }
 
 /// Whether the session is lost: what all cores see.
@@ -147,25 +150,20 @@ impl RemoteSession {
         subnqn: &Nqn,
         options: HostOptions,
     ) -> Result<Arc<RemoteSession>, HostError> {
-        let mut options = options;
+        let mut options = HostOptions { host_id: None, ..options };
         options.digests.data = true;
-        let place = Arc::new(Place::new(address, *subnqn, options.clone())?);
-        let association = Rc::new(Association::new(place));
+        let place = Arc::new(Place::new(address, *subnqn, options)?);
+        let association = Association::new(place.clone());
         let (link, shape) = association.connect().await?;
         if !link.has_data_digests() {
             link.end();
             return Err(HostError::NoDigests);
         }
         association.up(&link);
-        let home = cores().into_iter().nth(core_index()).ok_or(HostError::Closed)?;
-        let (live, fate) = (Arc::new(CoreLocal::new()), Arc::new(Fate::default()));
-        let here = live.get_or_init(|| Live {
-            association,
-            stopped: Cell::new(false),
-            rung: sync::Notify::new(),
-        });
-        spawn_detached(here.tend(link, fate.clone(), options));
-        Ok(Arc::new(RemoteSession { home, live, shape, fate }))
+        let (associations, fate) = (Arc::new(CoreLocal::new()), Arc::new(Fate::default()));
+        let association = associations.get_or_init(|| association);
+        spawn_detached(tend(association, link, place.clone(), fate.clone()));
+        Ok(Arc::new(RemoteSession { place, associations, cores: cores(), shape, fate }))
     }
 
     /// The namespace's identifier.
@@ -249,97 +247,40 @@ impl RemoteSession {
         })
     }
 
-    /// Ends the session: it is lost when its connections have been ended, very soon.
+    /// Ends the session: it is lost from now on.
     pub fn close(&self) {
-        if let Some(live) = self.live.get() {
-            return live.stop();
-        }
-        let live = self.live.clone();
-        self.home.spawn(move || async move {
-            if let Some(live) = live.get() {
-                live.stop();
-            }
-        });
+        self.fate.lose();
     }
 
-    /// Makes a call on the session's core.
-    fn call<T: Send + 'static>(
-        &self,
-        make: impl FnOnce(Io) -> IoFuture<T> + Send + 'static,
-    ) -> IoFuture<T> {
+    /// Makes a call on this core's association, which is made now if there is none.
+    fn call<T>(&self, make: impl FnOnce(Io) -> IoFuture<T>) -> IoFuture<T> {
         if self.fate.is_lost() {
             return IoFuture::ready(Err(IoError::Unreachable));
         }
-        let shape = self.shape;
-        if let Some(live) = self.live.get() {
-            return make(Io { association: live.association.clone(), shape });
-        }
-        let answer = Arc::new(Answer::default());
-        let (teller, live) = (Teller(answer.clone()), self.live.clone());
-        self.home.spawn(move || async move {
-            let result = match live.get() {
-                Some(live) => make(Io { association: live.association.clone(), shape }).await,
-                None => Err(IoError::Unreachable),
-            };
-            teller.0.tell(result);
+        let association = self.associations.get().unwrap_or_else(|| {
+            let place = self.place.clone();
+            let association = self.associations.get_or_init(|| Association::new(place.clone()));
+            let fate = self.fate.clone();
+            spawn_detached(join(association.clone(), place, self.shape, fate));
+            association
         });
-        IoFuture::later(async move { answer.heard().await })
+        make(Io { association, shape: self.shape })
     }
 }
 
 impl Drop for RemoteSession {
     fn drop(&mut self) {
         self.close();
-        let live = self.live.clone();
-        self.home.spawn(move || async move { drop(live.take()) });
+        drop(self.associations.take());
+        for core in &self.cores {
+            let associations = self.associations.clone();
+            core.spawn(move || async move { drop(associations.take()) });
+        }
     }
 }
 
 impl std::fmt::Debug for RemoteSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RemoteSession").field("nsid", &self.shape.nsid).finish_non_exhaustive()
-    }
-}
-
-/// An answer on its way from core to core.
-struct Answer<T>(Mutex<(Option<Result<T, IoError>>, Option<Waker>)>);
-
-impl<T> Default for Answer<T> {
-    fn default() -> Answer<T> {
-        Answer(Mutex::new((None, None)))
-    }
-}
-
-impl<T> Answer<T> {
-    /// Tells it, unless it was told already.
-    fn tell(&self, result: Result<T, IoError>) {
-        let mut answer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        answer.0.get_or_insert(result);
-        if let Some(waker) = answer.1.take() {
-            waker.wake();
-        }
-    }
-
-    async fn heard(&self) -> Result<T, IoError> {
-        poll_fn(|cx| {
-            let mut answer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            match answer.0.take() {
-                Some(result) => Poll::Ready(result),
-                None => {
-                    answer.1 = Some(cx.waker().clone());
-                    Poll::Pending
-                }
-            }
-        })
-        .await
-    }
-}
-
-/// Tells that there will be no answer when its task ends without one: its core is stopping.
-struct Teller<T>(Arc<Answer<T>>);
-
-impl<T> Drop for Teller<T> {
-    fn drop(&mut self) {
-        self.0.tell(Err(IoError::Unreachable));
     }
 }
