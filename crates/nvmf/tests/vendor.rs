@@ -254,8 +254,8 @@ fn what_nobody_carries_out_is_refused() {
         assert!(seen.asked.lock().unwrap().is_empty());
         session.close();
         // A namespace without a handler.
-        let plain = RemoteSession::connect(server.address.clone(), &subnqn(), options());
-        let plain = plain.await.unwrap();
+        let (at, name) = (server.address.clone(), subnqn());
+        let plain = RemoteSession::connect(at, &name, options()).await.unwrap();
         let answer = ask(&plain, Request::Identify { asker: [1; 16] }).await.unwrap();
         assert_eq!(answer.status.code(), Status::INVALID_OPCODE);
         let order = Order { epoch: 1, before: 0 };

@@ -1,0 +1,215 @@
+//! Two mirrored nodes and the link between them over NVMe/TCP, in a simulated world.
+#![allow(missing_docs)]
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, SharedDevice, ZeroFlags};
+use flagstone_mirror::id::Uuid;
+use flagstone_mirror::replica::{Create, Replica};
+use flagstone_mirror::shape::Shape;
+use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::{Mirror, Mode, PeerOptions};
+use flagstone_nvme::Nqn;
+use flagstone_nvmf::host::HostOptions;
+use flagstone_nvmf::target::{SubsystemConfig, Target, TargetConfig, serve};
+use flagstone_replication::{NvmePeer, replication_nqn, serve_replica};
+use flagstone_runtime::net::{Address, Listener};
+use flagstone_runtime::sim::{Config, DiskConfig, NodeId, Simulation};
+use flagstone_runtime::{buf, spawn_detached, time};
+
+const DATA: &str = "/dev/data";
+const DEVICE_BYTES: u64 = 1 << 20;
+const PORT: u16 = 4420;
+
+fn subsystem() -> Nqn {
+    let volume = Nqn::new("nqn.2026-01.io.flagstone:db").unwrap();
+    replication_nqn(&volume).unwrap()
+}
+
+fn host(node: usize) -> Nqn {
+    Nqn::new(&format!("nqn.2026-01.io.flagstone:node-{node}")).unwrap()
+}
+
+fn open() -> SharedDevice {
+    Arc::new(FileDevice::open(DATA, &FileOptions::default()).expect("it is free"))
+}
+
+type Mirrors = Rc<RefCell<[Option<Arc<Mirror>>; 2]>>;
+
+struct World {
+    sim: Simulation,
+    nodes: [NodeId; 2],
+    mirrors: Mirrors,
+    mode: Mode,
+}
+
+impl World {
+    fn new(seed: u64, mode: Mode) -> World {
+        let sim = Simulation::new(seed, Config::default());
+        let nodes = [sim.add_node("a"), sim.add_node("b")];
+        for (index, node) in nodes.into_iter().enumerate() {
+            let disk = DiskConfig { volatile_cache: true, ..DiskConfig::block_device(DEVICE_BYTES) };
+            sim.add_disk(node, DATA, disk);
+            let shape =
+                Shape { usable_bytes: 4096, bit_bytes: 4096, region_bytes: 8192, hot_regions: 32 };
+            let create = Create { volume: Uuid([7; 16]), with_data: index == 0, shape };
+            let made = sim.spawn_on(node, async move {
+                Replica::create(open(), None, create).await.expect("a sound disk");
+            });
+            sim.block_on(made).expect("nobody ends it");
+        }
+        let world = World { sim, nodes, mirrors: Rc::default(), mode };
+        world.start(0);
+        world.start(1);
+        world
+    }
+
+    fn address(&self, index: usize) -> Address {
+        Address::Tcp((self.sim.ip(self.nodes[index]), PORT).into())
+    }
+
+    /// A node: its mirror, and its leg served to the other.
+    fn start(&self, index: usize) {
+        let options = HostOptions {
+            host_nqn: Some(host(index)),
+            keep_alive: Duration::from_secs(2),
+            command_timeout: Duration::from_secs(4),
+            connect_timeout: Duration::from_secs(2),
+            ..HostOptions::default()
+        };
+        let way = NvmePeer::new(self.address(1 - index), subsystem(), options);
+        let mut peer = PeerOptions::new(Arc::new(way));
+        peer.mode = self.mode;
+        let (mirrors, here) = (self.mirrors.clone(), self.address(index));
+        self.sim.spawn_on(self.nodes[index], async move {
+            let local = loop {
+                match Replica::open(open(), None).await {
+                    Ok(local) => break local,
+                    Err(_) => time::sleep(Duration::from_millis(100)).await,
+                }
+            };
+            let mirror = Arc::new(Mirror::new(local, vec![peer]));
+            let target = Target::new(TargetConfig::default()).unwrap();
+            let (nqn, serial) = (subsystem(), "1".to_owned());
+            let config = SubsystemConfig { nqn, serial, allow_hosts: vec![host(1 - index)] };
+            serve_replica(&target, config, [9; 16], mirror.clone()).unwrap();
+            let listener = Listener::bind(&here).expect("the port is free");
+            while mirror.start().await.is_err() {
+                time::sleep(Duration::from_millis(100)).await;
+            }
+            mirrors.borrow_mut()[index] = Some(mirror);
+            while let Ok(stream) = listener.accept().await {
+                spawn_detached(serve(target.clone(), stream));
+            }
+        });
+    }
+
+    fn mirror(&self, index: usize) -> Arc<Mirror> {
+        self.mirrors.borrow()[index].clone().expect("it has started")
+    }
+
+    fn stop(&self, index: usize) {
+        self.sim.crash(self.nodes[index]);
+        self.mirrors.borrow_mut()[index] = None;
+    }
+
+    /// Waits until the node says that both are equal.
+    fn until_mirroring(&self, index: usize) {
+        for _ in 0..600 {
+            self.sim.run_for(Duration::from_millis(100));
+            let mirror = self.mirrors.borrow()[index].clone();
+            if mirror.is_some_and(|mirror| mirror.state(0) == MirrorState::Mirroring) {
+                return;
+            }
+        }
+        panic!("it stays {}", self.mirror(index).state(0));
+    }
+
+    fn write(&self, index: usize, offset: u64, byte: u8) {
+        let mirror = self.mirror(index);
+        let written = self.sim.spawn_on(self.nodes[index], async move {
+            let mut data = buf::alloc_small(4096);
+            data.fill(byte);
+            mirror.write(offset, data.freeze(), true).await
+        });
+        self.sim.block_on(written).expect("nobody ends it").expect("a sound mirror");
+    }
+
+    fn read(&self, index: usize, offset: u64) -> u8 {
+        let mirror = self.mirror(index);
+        let read = self.sim.spawn_on(self.nodes[index], async move {
+            mirror.read(offset, buf::alloc_small(4096)).await.map(|data| {
+                assert!(data.iter().all(|byte| *byte == data[0]), "a block is whole");
+                data[0]
+            })
+        });
+        self.sim.block_on(read).expect("nobody ends it").expect("a sound mirror")
+    }
+
+    /// The source dies; the other serves.
+    fn fail_over_to(&self, index: usize) {
+        self.stop(1 - index);
+        let mirror = self.mirror(index);
+        let failed_over =
+            self.sim.spawn_on(self.nodes[index], async move { mirror.failover().await });
+        self.sim.block_on(failed_over).expect("nobody ends it").expect("whole data");
+    }
+}
+
+/// What was written is on the peer, through resync and mirroring, with the source dead; and the
+/// source that comes back is brought up to date over the same link, the other way round.
+fn a_volume_survives_its_node(mode: Mode) {
+    for seed in 1..=4 {
+        let world = World::new(seed, mode);
+        world.until_mirroring(0);
+        for block in 0..32u8 {
+            world.write(0, u64::from(block) * 4096, block + 1);
+        }
+        let (mirror, node) = (world.mirror(0), world.nodes[0]);
+        let zeroed = world.sim.spawn_on(node, async move {
+            mirror.write_zeroes(0, 8192, ZeroFlags::default()).await?;
+            mirror.flush().await
+        });
+        world.sim.block_on(zeroed).unwrap().unwrap();
+        // What the queue of an asynchronous mirror still holds goes over.
+        world.sim.run_for(Duration::from_secs(5));
+        world.fail_over_to(1);
+        for block in 0..32u8 {
+            let expected = if block < 2 { 0 } else { block + 1 };
+            assert_eq!(world.read(1, u64::from(block) * 4096), expected, "seed {seed}");
+        }
+        world.write(1, 4096, 99);
+        world.sim.restart(world.nodes[0]);
+        world.start(0);
+        world.until_mirroring(1);
+        world.sim.run_for(Duration::from_secs(5));
+        world.fail_over_to(0);
+        assert_eq!((world.read(0, 4096), world.read(0, 8192)), (99, 3), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_synchronous_mirror_survives_its_node() {
+    a_volume_survives_its_node(Mode::Sync);
+}
+
+#[test]
+fn an_asynchronous_mirror_survives_its_node() {
+    a_volume_survives_its_node(Mode::Async);
+}
+
+#[test]
+fn a_link_that_is_cut_comes_back() {
+    let world = World::new(9, Mode::Sync);
+    world.until_mirroring(0);
+    world.sim.partition(world.nodes[0], world.nodes[1]);
+    world.write(0, 0, 5);
+    assert_ne!(world.mirror(0).state(0), MirrorState::Mirroring);
+    world.sim.heal(world.nodes[0], world.nodes[1]);
+    world.until_mirroring(0);
+    world.fail_over_to(1);
+    assert_eq!(world.read(1, 0), 5);
+}
