@@ -9,10 +9,10 @@ use flagstone_nvme::command::fabrics::{
 use flagstone_nvme::command::io::{BlockCommand, BlockRange, DatasetManagement, DsmRange};
 use flagstone_nvme::feature::{HostBehavior, NumberOfQueues};
 use flagstone_nvme::limits::{DSM_BYTES, IO_BLOCKS, NQN_BYTES};
-use flagstone_nvme::sgl::DataPointer;
 use flagstone_nvme::replica::{
     About, DATA_MAX_BYTES, OrderedWrite, OrderedZeroes, Refusal, Request,
 };
+use flagstone_nvme::sgl::DataPointer;
 use flagstone_nvme::{AdminOpcode, IoOpcode, Sqe, Status, Wire};
 
 /// A namespace of 1 GiB in blocks of 512 bytes, and one of the most blocks that there can be.

@@ -92,9 +92,7 @@ impl Session for NvmeSession {
     fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()> {
         match order {
             None => self.0.write(offset, data, fua),
-            Some(order) => {
-                self.0.write_ordered(offset, data, fua, words::order_to_wire(order))
-            }
+            Some(order) => self.0.write_ordered(offset, data, fua, words::order_to_wire(order)),
         }
     }
 

@@ -34,7 +34,7 @@ fn host(node: usize) -> Nqn {
 }
 
 fn open() -> SharedDevice {
-    Arc::new(FileDevice::open(DATA, &FileOptions::default()).expect("it is free"))
+    FileDevice::open(DATA, &FileOptions::default()).expect("it is free")
 }
 
 type Mirrors = Rc<RefCell<[Option<Arc<Mirror>>; 2]>>;
@@ -51,7 +51,8 @@ impl World {
         let sim = Simulation::new(seed, Config::default());
         let nodes = [sim.add_node("a"), sim.add_node("b")];
         for (index, node) in nodes.into_iter().enumerate() {
-            let disk = DiskConfig { volatile_cache: true, ..DiskConfig::block_device(DEVICE_BYTES) };
+            let disk =
+                DiskConfig { volatile_cache: true, ..DiskConfig::block_device(DEVICE_BYTES) };
             sim.add_disk(node, DATA, disk);
             let shape =
                 Shape { usable_bytes: 4096, bit_bytes: 4096, region_bytes: 8192, hot_regions: 32 };
