@@ -174,9 +174,12 @@ fn the_documentation_is_what_the_program_takes() {
         ("options of plan predict".to_owned(), plan("predict")),
         ("options of plan cheapest".to_owned(), plan("cheapest")),
         ("options of plan explain".to_owned(), plan("explain")),
+        ("options of plan compare".to_owned(), plan("compare")),
+        ("options of plan curve".to_owned(), plan("curve")),
         ("options of plan table".to_owned(), plan("table")),
         ("options of plan catalog".to_owned(), plan("catalog")),
         ("options of check".to_owned(), of("check")),
+        ("options of status".to_owned(), of("status")),
         ("options of doctor".to_owned(), of("doctor")),
         ("options of completions".to_owned(), of("completions")),
         (

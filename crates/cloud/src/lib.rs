@@ -16,6 +16,8 @@
 pub mod caps;
 pub mod catalogue;
 pub mod cheapest;
+pub mod compare;
+pub mod curve;
 mod describe;
 pub mod input;
 pub mod judge;

@@ -14,7 +14,7 @@ use crate::remedy::Remedies;
 use crate::site::{Demand, Site};
 
 /// Two figures closer than this are the same: they were computed from the same limits.
-const SAME: f64 = 1e-9;
+pub(crate) const SAME: f64 = 1e-9;
 
 impl Catalogue {
     /// Predicts a workload on a configuration.

@@ -46,12 +46,14 @@ pub struct Axis {
     pub scale: Scale,
     /// How its numbers are written.
     pub format: Format,
+    /// Where numbers are written, in order; chosen from the range if empty.
+    pub ticks: Vec<f64>,
 }
 
 impl Axis {
     /// Even steps, numbers such as `15k`.
     pub fn linear(label: impl Into<String>) -> Axis {
-        Axis { label: label.into(), scale: Scale::Linear, format: Format::Si }
+        Axis { label: label.into(), scale: Scale::Linear, format: Format::Si, ticks: Vec::new() }
     }
 
     /// Factors, numbers such as `15k`.
@@ -67,6 +69,8 @@ pub enum Scale {
     Linear,
     /// Equal factors are equally long; numbers up to 0 have no place.
     Log,
+    /// As [`Scale::Log`], with powers of two written: blocks, queue depths, CPUs.
+    Log2,
 }
 
 /// What stands between the axes.
@@ -76,6 +80,9 @@ pub enum Content {
     Lines(Vec<Line>),
     /// Bars in groups.
     Bars(Bars),
+    /// Lines whose colour changes with what holds along them. The label of the vertical axis
+    /// stands above the panel.
+    Curves(Vec<Curve>),
 }
 
 /// Which colour and dash: the same number looks the same in all panels of all pictures.
@@ -134,5 +141,47 @@ pub struct Mark {
     /// Where.
     pub x: f64,
     /// What happened there.
+    pub text: String,
+}
+
+/// A line whose colour says what holds along it. Several in a panel are told apart by their dashes,
+/// and by their names at their ends.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Curve {
+    /// At its end and in the legend, where there are several.
+    pub name: String,
+    /// Its dash, from 0 on; 0 is a full line.
+    pub dash: usize,
+    /// Pieces of one colour, in order.
+    pub stretches: Vec<Stretch>,
+    /// Whether there is nothing between its points, as between numbers of CPUs: they are dots then,
+    /// and a thin line leads the eye.
+    pub discrete: bool,
+    /// Places to point at, as far as there is room for their words.
+    pub notes: Vec<Note>,
+}
+
+/// A piece of a curve along which one thing holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stretch {
+    /// Its colour: the same number is the same in all panels.
+    pub hue: Hue,
+    /// What the colour means, in the legend.
+    pub meaning: String,
+    /// Beside it, where there is room; may be empty.
+    pub label: String,
+    /// Joined; what has no place on the axes is left out. The next stretch begins where this ends,
+    /// if it has the same point.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// A place on a curve.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Note {
+    /// Where.
+    pub x: f64,
+    /// Where.
+    pub y: f64,
+    /// What is there.
     pub text: String,
 }

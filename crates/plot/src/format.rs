@@ -9,6 +9,12 @@ pub enum Format {
     Plain,
     /// Bytes in factors of 1,024: `4 KiB`.
     Bytes,
+    /// Bytes as blocks are written: `4K`, `1M`, powers of 1,024.
+    Block,
+    /// GB in factors of 1,000: `100 GB`, `1 TB`.
+    Gb,
+    /// GiB in factors of 1,024: `128 GiB`, `1 TiB`.
+    Gib,
     /// `1.25` is `125 %`.
     Percent,
     /// A percentile by how rare what lies beyond is: 10 is `90 %`, 1,000 is `99.9 %`.
@@ -21,6 +27,9 @@ impl Format {
         match self {
             Format::Si => scaled(value, 1000.0, &["", "k", "M", "G", "T"], ""),
             Format::Bytes => scaled(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"], "\u{a0}"),
+            Format::Block => scaled(value, 1024.0, &["", "K", "M", "G", "T"], ""),
+            Format::Gb => scaled(value, 1000.0, &["GB", "TB", "PB", "EB"], "\u{a0}"),
+            Format::Gib => scaled(value, 1024.0, &["GiB", "TiB", "PiB", "EiB"], "\u{a0}"),
             Format::Percent => format!("{}\u{a0}%", digits(value * 100.0)),
             Format::Plain => grouped(value),
             Format::Nines => nines(value),
@@ -100,6 +109,13 @@ mod tests {
         }
         assert_eq!(Format::Bytes.text(4096.0), "4\u{a0}KiB");
         assert_eq!(Format::Bytes.text(512.0), "512\u{a0}B");
+        assert_eq!(Format::Block.text(4096.0), "4K");
+        assert_eq!(Format::Block.text(1024.0 * 1024.0), "1M");
+        assert_eq!(Format::Block.text(512.0), "512");
+        assert_eq!(Format::Gb.text(500.0), "500\u{a0}GB");
+        assert_eq!(Format::Gb.text(2000.0), "2\u{a0}TB");
+        assert_eq!(Format::Gib.text(1024.0), "1\u{a0}TiB");
+        assert_eq!(Format::Gib.text(1000.0), "1000\u{a0}GiB");
         assert_eq!(Format::Percent.text(0.0215), "2.15\u{a0}%");
         assert_eq!(Format::Plain.text(1_234_567.0), "1,234,567");
         assert_eq!(Format::Plain.text(0.5), "0.5");

@@ -16,7 +16,9 @@ mod scale;
 mod svg;
 mod theme;
 
-pub use figure::{Axis, Bars, Content, Figure, Group, Hue, Line, Mark, Panel, Scale, Value};
+pub use figure::{
+    Axis, Bars, Content, Curve, Figure, Group, Hue, Line, Mark, Note, Panel, Scale, Stretch, Value,
+};
 pub use format::Format;
 pub use png::{PngError, png};
 pub use theme::Theme;

@@ -14,6 +14,8 @@ pub(crate) struct Placed {
     scale: Scale,
     low: f64,
     high: f64,
+    /// The largest value that is shown.
+    most: f64,
     /// Numbers to write, in order.
     pub(crate) ticks: Vec<f64>,
 }
@@ -28,10 +30,31 @@ impl Placed {
             low = low.min(value);
             high = high.max(value);
         }
-        match axis.scale {
+        Placed::between(axis, low, high)
+    }
+
+    /// As [`Placed::new`], with room beyond the values, so that no line lies on the frame.
+    pub(crate) fn roomy(axis: &Axis, values: impl Iterator<Item = f64>) -> Placed {
+        let tight = Placed::new(axis, values);
+        let (low, high) = (tight.low, tight.high);
+        if axis.scale == Scale::Linear {
+            let room = if tight.most > high * 0.97 { high * 1.08 } else { high };
+            return Placed::between(axis, low, room);
+        }
+        Placed::between(axis, nice_below(low / 1.1), nice_step(high * 1.15))
+    }
+
+    fn between(axis: &Axis, low: f64, high: f64) -> Placed {
+        let mut placed = match axis.scale {
             Scale::Linear => Placed::linear(low.min(0.0), high.max(0.0)),
             Scale::Log => Placed::log(low, high),
+            Scale::Log2 => Placed::log2(low, high),
+        };
+        placed.most = high;
+        if !axis.ticks.is_empty() {
+            placed.ticks = axis.ticks.iter().copied().take(TICKS_MAX).collect();
         }
+        placed
     }
 
     fn linear(low: f64, high: f64) -> Placed {
@@ -44,15 +67,15 @@ impl Placed {
         let (first, last) = ((low / step).floor(), (high / step).ceil());
         let count = ((last - first) as usize).min(TICKS_MAX);
         let ticks = (0..=count).map(|at| (first + at as f64) * step).collect();
-        Placed { scale: Scale::Linear, low: first * step, high: last * step, ticks }
+        let (low, high) = (first * step, last * step);
+        Placed { scale: Scale::Linear, low, high, most: high, ticks }
     }
 
     fn log(low: f64, high: f64) -> Placed {
         if !(low.is_finite() && high.is_finite()) {
             return Placed::log(1.0, 10.0);
         }
-        // A single number stands in the middle of a factor of 4.
-        let (low, high) = if high / low < 1.01 { (low / 2.0, high * 2.0) } else { (low, high) };
+        let (low, high) = apart(low, high);
         let decades = (high / low).log10();
         let factors: &[f64] = if decades < 3.2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
         let every = (decades / 10.0).ceil().max(1.0) as i32;
@@ -63,7 +86,24 @@ impl Placed {
             ticks.extend(at.filter(|tick| (low * 0.999..=high * 1.001).contains(tick)));
             decade += every;
         }
-        Placed { scale: Scale::Log, low, high, ticks }
+        Placed { scale: Scale::Log, low, high, most: high, ticks }
+    }
+
+    fn log2(low: f64, high: f64) -> Placed {
+        if !(low.is_finite() && high.is_finite()) {
+            return Placed::log2(1.0, 16.0);
+        }
+        let (low, high) = apart(low, high);
+        let octaves = high.log2() - low.log2();
+        // Every power, every second, every fourth, so that there is room for the words.
+        let every = [1, 2, 4, 10].into_iter().find(|every| octaves / f64::from(*every) <= 11.0);
+        let every = every.unwrap_or((octaves / 10.0).ceil() as i32);
+        let (first, last) = (low.log2() - 1e-3, high.log2() + 1e-3);
+        let from = (first / f64::from(every)).ceil() as i32 * every;
+        let powers = (0..=TICKS_MAX as i32).map(|at| from.saturating_add(at * every));
+        let ticks =
+            powers.filter(|power| f64::from(*power) <= last).map(|p| 2f64.powi(p)).collect();
+        Placed { scale: Scale::Log2, low, high, most: high, ticks }
     }
 
     /// Where `value` lies, from 0 at the beginning of the axis to 1 at its end; `None` for what
@@ -71,8 +111,8 @@ impl Placed {
     pub(crate) fn place(&self, value: f64) -> Option<f64> {
         let place = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
-            Scale::Log if value > 0.0 => (value / self.low).ln() / (self.high / self.low).ln(),
-            Scale::Log => return None,
+            _ if value > 0.0 => (value / self.low).ln() / (self.high / self.low).ln(),
+            _ => return None,
         };
         (-0.001..=1.001).contains(&place).then_some(place)
     }
@@ -81,6 +121,19 @@ impl Placed {
     pub(crate) fn base(&self) -> f64 {
         self.place(0.0).unwrap_or(0.0)
     }
+}
+
+/// The most of 1, 2, 5, 10, … that is not above `raw`; `raw` where it is too small to tell.
+fn nice_below(raw: f64) -> f64 {
+    let decade = 10f64.powf(raw.log10().floor());
+    let nice = [5.0, 2.0, 1.0].into_iter().find(|factor| factor * decade <= raw * 1.001);
+    let nice = nice.unwrap_or(1.0) * decade;
+    if nice.is_normal() { nice } else { raw }
+}
+
+/// A single number stands in the middle of a factor of 4.
+fn apart(low: f64, high: f64) -> (f64, f64) {
+    if high / low < 1.01 { (low / 2.0, high * 2.0) } else { (low, high) }
 }
 
 /// The least of 1, 2, 5, 10, … that is not below `raw`.
@@ -114,14 +167,45 @@ mod tests {
         assert_eq!(axis.place(-5.0), None);
     }
 
+    #[test]
+    fn powers_of_two_are_written_where_they_fit() {
+        let blocks = Placed::new(
+            &Axis { scale: Scale::Log2, ..Axis::linear("") },
+            [4096.0, 1048576.0].into_iter(),
+        );
+        assert_eq!(blocks.ticks.len(), 9);
+        assert_eq!((blocks.ticks[0], blocks.ticks[8]), (4096.0, 1048576.0));
+        let wide = Placed::new(
+            &Axis { scale: Scale::Log2, ..Axis::linear("") },
+            [10.0, 65536.0].into_iter(),
+        );
+        assert_eq!(wide.ticks, [16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0]);
+        let own = Axis { scale: Scale::Log2, ticks: vec![2.0, 48.0], ..Axis::linear("") };
+        assert_eq!(Placed::new(&own, [2.0, 48.0].into_iter()).ticks, [2.0, 48.0]);
+    }
+
+    #[test]
+    fn a_roomy_axis_goes_beyond_its_values() {
+        let log = Placed::roomy(&Axis::log("IOPS"), [300.0, 15_000.0].into_iter());
+        assert!(log.place(15_000.0).unwrap() < 0.99 && log.place(300.0).unwrap() > 0.01);
+        let linear = Placed::roomy(&Axis::linear("IOPS"), [15_000.0].into_iter());
+        assert_eq!(linear.ticks.last(), Some(&20_000.0));
+        let enough = Placed::roomy(&Axis::linear("IOPS"), [14_000.0].into_iter());
+        assert_eq!(enough.ticks.last(), Some(&15_000.0));
+    }
+
     proptest! {
         #[test]
         fn any_numbers_have_their_places(
             values in proptest::collection::vec(any::<f64>(), 0..20),
-            scale in prop_oneof![Just(Scale::Linear), Just(Scale::Log)],
+            scale in prop_oneof![Just(Scale::Linear), Just(Scale::Log), Just(Scale::Log2)],
+            roomy in any::<bool>(),
         ) {
             let axis = Axis { scale, ..Axis::linear("x") };
-            let placed = Placed::new(&axis, values.iter().copied());
+            let placed = match roomy {
+                true => Placed::roomy(&axis, values.iter().copied()),
+                false => Placed::new(&axis, values.iter().copied()),
+            };
             prop_assert!(placed.ticks.len() <= TICKS_MAX + 3);
             prop_assert!(placed.ticks.is_sorted());
             for value in values.into_iter().chain(placed.ticks.clone()) {

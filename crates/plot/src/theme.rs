@@ -27,6 +27,9 @@ pub(crate) const HUES: usize = 7;
 /// Dashes of lines, by hue; an empty one is a full line.
 pub(crate) const DASHES: [&str; 4] = ["", "7 3", "2 3", "9 3 2 3"];
 
+/// Dashes of curves, whose colours mean something else.
+pub(crate) const CURVE_DASHES: [&str; 6] = ["", "9 4", "2 4", "12 4 2 4", "18 5", "6 3 2 3 2 3"];
+
 /// The colours of Okabe and Ito, told apart by nearly everyone, but for yellow, which is too pale
 /// for lines on white.
 pub(crate) const LIGHT: Palette = Palette {
@@ -49,8 +52,9 @@ impl Palette {
     /// The rules of the classes that shapes and text have.
     pub(crate) fn rules(&self) -> String {
         let mut rules = format!(
-            ".ground{{fill:{}}}.ink{{fill:{}}}.faint{{fill:{}}}.grid{{stroke:{}}}.axis{{stroke:{}}}",
-            self.ground, self.ink, self.faint, self.grid, self.faint
+            ".ground{{fill:{}}}.ink{{fill:{}}}.faint{{fill:{}}}.grid{{stroke:{}}}.axis{{stroke:{}}}\
+             .ring,.halo{{stroke:{}}}.lead{{stroke:{}}}",
+            self.ground, self.ink, self.faint, self.grid, self.faint, self.ground, self.ink
         );
         for (number, colour) in self.hues.iter().enumerate() {
             rules.push_str(&format!(".l{number}{{stroke:{colour}}}.f{number}{{fill:{colour}}}"));

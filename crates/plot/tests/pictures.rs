@@ -2,7 +2,8 @@
 #![allow(missing_docs)]
 
 use flagstone_plot::{
-    Axis, Bars, Content, Figure, Format, Group, Hue, Line, Mark, Panel, Theme, Value, png,
+    Axis, Bars, Content, Curve, Figure, Format, Group, Hue, Line, Mark, Note, Panel, Scale,
+    Stretch, Theme, Value, png,
 };
 use proptest::prelude::*;
 
@@ -110,6 +111,165 @@ proptest! {
                 y: axis(&text),
                 content: Content::Lines(vec![line]),
                 marks: vec![Mark { x: 1.0, text: text.clone() }],
+            }],
+            ..Figure::default()
+        };
+        let svg = figure.svg(Theme::Auto);
+        prop_assert!(roxmltree::Document::parse(&svg).is_ok(), "{}", svg);
+        prop_assert!(!svg.contains("NaN") && !svg.contains("inf\""), "{}", svg);
+    }
+}
+
+fn curves() -> Figure {
+    let stretch = |hue, meaning: &str, points: &[(f64, f64)]| Stretch {
+        hue: Hue(hue),
+        meaning: meaning.into(),
+        label: format!("{meaning}, IOPS"),
+        points: points.to_vec(),
+    };
+    let curve = |name: &str, dash, most: f64| Curve {
+        name: name.into(),
+        dash,
+        stretches: vec![
+            stretch(0, "volume", &[(16.0, most / 32.0), (512.0, most)]),
+            stretch(1, "machine", &[(512.0, most), (4096.0, most)]),
+        ],
+        discrete: false,
+        notes: vec![Note { x: 512.0, y: most, text: format!("512 GiB: {most}") }],
+    };
+    Figure {
+        title: "IOPS by size".into(),
+        panels: vec![Panel {
+            x: Axis { scale: Scale::Log2, format: Format::Gib, ..Axis::log("size") },
+            y: Axis { format: Format::Plain, ..Axis::log("IOPS, random reads") },
+            content: Content::Curves(vec![
+                curve("pd-ssd", 0, 16_000.0),
+                curve("pd-balanced", 1, 4000.0),
+            ]),
+            marks: Vec::new(),
+        }],
+        ..Figure::default()
+    }
+}
+
+#[test]
+fn curves_are_told_apart_by_dashes_and_names_and_their_limits_by_colours() {
+    let svg = curves().svg(Theme::Light);
+    let document = roxmltree::Document::parse(&svg).unwrap();
+    let texts: Vec<_> = document
+        .descendants()
+        .filter(|n| n.has_tag_name("text"))
+        .filter_map(|n| n.text())
+        .collect();
+    let times = |said: &str| texts.iter().filter(|text| **text == said).count();
+    // In the legend and at the end of its line; meanings in the legend, words beside one line.
+    for (said, wanted) in [
+        ("pd-ssd", 2),
+        ("pd-balanced", 2),
+        ("volume", 1),
+        ("machine", 1),
+        ("volume, IOPS", 1),
+        ("machine, IOPS", 1),
+        ("512 GiB: 16000", 1),
+        ("1\u{a0}TiB", 1),
+        ("IOPS, random reads", 1),
+    ] {
+        assert_eq!(times(said), wanted, "{said}: {texts:?}");
+    }
+    let lines = |class: &str, dashed: bool| {
+        let of = document.descendants().filter(|node| {
+            node.has_tag_name("polyline")
+                && node.attribute("class") == Some(class)
+                && node.attribute("stroke-dasharray").is_some() == dashed
+        });
+        of.count()
+    };
+    for class in ["line curve l0", "line curve l1"] {
+        assert_eq!((lines(class, false), lines(class, true)), (1, 1), "{class}");
+    }
+    let rings = document.descendants().filter(|n| n.attribute("class") == Some("ring f1"));
+    assert_eq!(rings.count(), 2, "where another limit begins to bind");
+}
+
+#[test]
+fn places_without_anything_between_are_dots() {
+    let mut figure = curves();
+    let Content::Curves(all) = &mut figure.panels[0].content else { panic!("they are curves") };
+    all.truncate(1);
+    all[0].discrete = true;
+    let svg = figure.svg(Theme::Light);
+    let document = roxmltree::Document::parse(&svg).unwrap();
+    let of = |class: &str| {
+        document.descendants().filter(|n| n.attribute("class") == Some(class)).count()
+    };
+    assert_eq!((of("ring f0"), of("ring f1"), of("lead")), (2, 2, 1));
+    // One curve needs no name.
+    assert!(!svg.contains("pd-ssd"));
+}
+
+#[test]
+fn words_of_curves_cover_nothing() {
+    let svg = curves().svg(Theme::Light);
+    let document = roxmltree::Document::parse(&svg).unwrap();
+    let number = |node: &roxmltree::Node<'_, '_>, name| -> f64 {
+        node.attribute(name).unwrap().parse().unwrap()
+    };
+    let boxes: Vec<(f64, f64, f64, f64)> = document
+        .descendants()
+        .filter(|node| node.has_tag_name("text") && node.attribute("transform").is_none())
+        .map(|node| {
+            let (x, y, size) = (number(&node, "x"), number(&node, "y"), number(&node, "font-size"));
+            let width = node.text().unwrap().chars().count() as f64 * size * 0.55;
+            let left = match node.attribute("text-anchor") {
+                Some("middle") => x - width / 2.0,
+                Some("end") => x - width,
+                _ => x,
+            };
+            (left, y - size * 0.8, left + width, y)
+        })
+        .collect();
+    for (at, a) in boxes.iter().enumerate() {
+        for b in &boxes[at + 1..] {
+            let apart = a.0 >= b.2 || b.0 >= a.2 || a.1 >= b.3 || b.1 >= a.3;
+            assert!(apart, "{a:?} {b:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn any_curve_is_well_formed(
+        text in any::<String>(),
+        points in proptest::collection::vec((any::<f64>(), any::<f64>()), 0..12),
+        scale in prop_oneof![Just(Scale::Linear), Just(Scale::Log), Just(Scale::Log2)],
+        ticks in proptest::collection::vec(any::<f64>(), 0..4),
+        (dash, discrete, several) in (any::<usize>(), any::<bool>(), any::<bool>()),
+    ) {
+        let axis = || Axis { scale, ticks: ticks.clone(), ..Axis::linear(text.clone()) };
+        let middle = points.len() / 2;
+        let stretch = |hue, points: &[(f64, f64)]| Stretch {
+            hue: Hue(hue),
+            meaning: text.clone(),
+            label: text.clone(),
+            points: points.to_vec(),
+        };
+        let curve = Curve {
+            name: text.clone(),
+            dash,
+            stretches: vec![stretch(0, &points[..middle]), stretch(3, &points[middle..])],
+            discrete,
+            notes: points.iter().map(|(x, y)| Note { x: *x, y: *y, text: text.clone() }).collect(),
+        };
+        let figure = Figure {
+            subtitle: text.clone(),
+            footer: text.clone(),
+            panels: vec![Panel {
+                x: axis(),
+                y: axis(),
+                content: Content::Curves(vec![curve; if several { 2 } else { 1 }]),
+                marks: Vec::new(),
             }],
             ..Figure::default()
         };

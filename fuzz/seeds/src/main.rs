@@ -41,6 +41,8 @@ fn main() -> io::Result<()> {
     bench::fio(&corpus)?;
     bench::diskspd(&corpus)?;
     text::configurations(&corpus)?;
+    text::catalogues(&corpus)?;
     text::specs(&corpus)?;
-    text::fio_outputs(&corpus)
+    text::fio_outputs(&corpus)?;
+    text::requests(&corpus)
 }

@@ -49,8 +49,11 @@ struct Maker<'a> {
     footer: String,
 }
 
+/// The pieces of a line: nothing is drawn between them.
+type Pieces = Vec<Vec<(f64, f64)>>;
+
 /// One line of a plot, before it has a hue.
-type Named = (String, Vec<Vec<(f64, f64)>>);
+type Named = (String, Pieces);
 
 impl Maker<'_> {
     fn picture(&self, title: String, subtitle: String, panels: Vec<Panel>) -> Picture {
@@ -222,7 +225,7 @@ impl Maker<'_> {
         subtitle: &str,
         (x, y): (Axis, Axis),
         dots: bool,
-        pieces: &dyn Fn(&Row, usize) -> Vec<Vec<(f64, f64)>>,
+        pieces: &dyn Fn(&Row, usize) -> Pieces,
     ) -> Vec<Plot> {
         let (names, rows) = (self.comparison.names(), self.comparison.rows());
         let mut groups: Vec<(String, Vec<Named>)> = Vec::new();

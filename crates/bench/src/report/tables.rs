@@ -21,10 +21,10 @@ pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Named> {
         }
     }
     let suites = suites(runs);
-    if suites.contains(&"provisioned-iops".to_owned()) {
-        if let Some(table) = by_size(comparison, &sizes(runs, comparison)) {
-            add("by-size".to_owned(), table);
-        }
+    if suites.contains(&"provisioned-iops".to_owned())
+        && let Some(table) = by_size(comparison, &sizes(runs, comparison))
+    {
+        add("by-size".to_owned(), table);
     }
     for suite in suites {
         if let Some(table) = published(&suite) {
@@ -58,7 +58,7 @@ fn sizes(runs: &[Run], comparison: &Comparison) -> Vec<Option<f64>> {
     let of = |address: &str| {
         let disks = address.split(',').map(|disk| {
             let environments = runs.iter().flat_map(|run| &run.environments);
-            environments.filter_map(|all| all.disks.get(disk)?.size_bytes).last()
+            environments.filter_map(|all| all.disks.get(disk)?.size_bytes).next_back()
         });
         disks.sum::<Option<u64>>().map(|bytes| bytes as f64 / 1e9)
     };

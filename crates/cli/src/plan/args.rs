@@ -8,6 +8,7 @@ use flagstone_cloud::catalogue::{Catalogue, DEFAULT_CATALOGUE};
 use flagstone_cloud::{Access, Configuration, Workload};
 use flagstone_control::units::{parse_block_size, parse_size};
 
+use super::several::{CompareArgs, CurveArgs};
 use crate::args::Pattern;
 
 /// Arguments of `flagstone plan`.
@@ -27,6 +28,10 @@ pub enum PlanCommand {
     Cheapest(Box<CheapestArgs>),
     /// Judge a fio result: as predicted, above or below, what held it, and what would help
     Explain(Box<ExplainArgs>),
+    /// Put types of disk side by side: what each does, by which limit, and for how much
+    Compare(Box<CompareArgs>),
+    /// Draw IOPS and MB/s over size, vCPUs, block or queue depth, with the limit that binds
+    Curve(Box<CurveArgs>),
     /// Print the tables of limits and prices that a catalogue stands for
     Table(TableArgs),
     /// Print a catalogue of the program, to begin one's own from
@@ -243,6 +248,10 @@ pub struct CheapestArgs {
     /// Prices of machines, and of disks in place of the catalogue's: a TOML file
     #[arg(long, value_name = "FILE")]
     pub price_file: Option<String>,
+    /// Of configurations that differ in the number of disks alone, and in what follows from it, show
+    /// the cheapest
+    #[arg(long)]
+    pub distinct: bool,
     /// How many configurations to show
     #[arg(long, value_name = "N", default_value = "10", allow_hyphen_values = true)]
     pub top: String,
@@ -314,7 +323,7 @@ pub(crate) fn count(option: &str, text: &str, most: u32) -> Result<u32, String> 
     count_from(option, text, 1, most)
 }
 
-fn count_from(option: &str, text: &str, least: u32, most: u32) -> Result<u32, String> {
+pub(crate) fn count_from(option: &str, text: &str, least: u32, most: u32) -> Result<u32, String> {
     text.parse::<u32>().ok().filter(|number| (least..=most).contains(number)).ok_or_else(|| {
         format!("{option} {}: write a whole number from {least} to {most}", printable(text))
     })

@@ -10,10 +10,10 @@ use flagstone_control::units::{parse_block_size, parse_size};
 use serde::Serialize;
 
 use super::args::{CheapestArgs, bytes_per_s, count, decimal};
-use super::columns::{Side, lines};
 use super::paint::Paint;
 use super::predict::list;
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use crate::columns::{Side, lines};
 use crate::exit::Exit;
 use crate::output::print;
 
@@ -42,7 +42,10 @@ fn answer(args: &CheapestArgs) -> Result<(Catalogue, Answer), String> {
     }
     let most = count("--top", &args.top, 1000)?;
     let (need, scope) = (need(args)?, scope(args)?);
-    let answer = catalogue.cheapest(&need, &scope, &prices, most as usize);
+    let answer = match args.distinct {
+        true => catalogue.cheapest_distinct(&need, &scope, &prices, most as usize),
+        false => catalogue.cheapest(&need, &scope, &prices, most as usize),
+    };
     Ok((catalogue.clone(), answer.map_err(|error| error.to_string())?))
 }
 
@@ -101,6 +104,7 @@ fn text(catalogue: &Catalogue, answer: &Answer, paint: Paint) -> String {
         let _ = writeln!(out, "{}", paint.red("nothing in the catalogue is enough"));
     } else {
         found(answer, paint, &mut out);
+        others(answer, paint, &mut out);
     }
     if !answer.cheaper.is_empty() {
         let _ = writeln!(out, "\n{}", paint.bold("cheaper, but not enough"));
@@ -174,6 +178,32 @@ fn found(answer: &Answer, paint: Paint, out: &mut String) {
             _ => line,
         };
         let _ = writeln!(out, "  {line}");
+    }
+}
+
+/// What the rows stand for, where each type is shown once; or that they could be fewer.
+fn others(answer: &Answer, paint: Paint, out: &mut String) {
+    let told = answer.found.iter().filter_map(|found| Some((found, found.others?)));
+    for (found, others) in told {
+        let numbers = match others.count {
+            1 => format!("{} disks, for", others.disks_min),
+            count => format!(
+                "{count} other numbers of disks, {} to {}, for up to",
+                others.disks_min, others.disks_max
+            ),
+        };
+        let line =
+            format!("also {}: {numbers} {:.2} USD a month", found.kind, others.usd_per_month_max);
+        let _ = writeln!(out, "  {}", paint.dim(&line));
+    }
+    let repeated = |(at, found): &(usize, &Found)| {
+        answer.found[..*at].iter().any(|before| before.kind == found.kind)
+    };
+    let repeats = answer.found.iter().enumerate().filter(repeated).count();
+    let distinct = answer.found.iter().any(|found| found.others.is_some());
+    if repeats * 2 > answer.found.len() && !distinct && !answer.machines_priced {
+        let line = format!("{repeats} of these are more disks of a type above: see --distinct");
+        let _ = writeln!(out, "  {}", paint.dim(&line));
     }
 }
 

@@ -3,10 +3,12 @@
 
 pub mod args;
 mod cheapest;
-mod columns;
+mod compare;
+mod curve;
 mod explain;
 mod paint;
 mod predict;
+pub mod several;
 mod table;
 
 use flagstone_cloud::catalogue::Catalogue;
@@ -25,6 +27,8 @@ pub fn run(args: &PlanArgs) -> Exit {
         PlanCommand::Predict(args) => predict::run(args),
         PlanCommand::Cheapest(args) => cheapest::run(args),
         PlanCommand::Explain(args) => explain::run(args),
+        PlanCommand::Compare(args) => compare::run(args),
+        PlanCommand::Curve(args) => curve::run(args),
         PlanCommand::Table(args) => table::run(args),
         PlanCommand::Catalog(args) => catalog(args),
     }

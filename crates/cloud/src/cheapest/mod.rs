@@ -86,8 +86,24 @@ pub struct Found {
     pub decided_by: Vec<What>,
     /// Whether the provider has to be asked first.
     pub by_request: bool,
+    /// Configurations that this one stands for, where each type was asked for once.
+    pub others: Option<Others>,
     /// The least of what it rests on.
     pub confidence: Confidence,
+}
+
+/// Configurations that differ from a cheaper one in the number of disks, and in the size and the
+/// performance that go with it, and in nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Others {
+    /// How many.
+    pub count: u32,
+    /// The smallest number of disks of one of them.
+    pub disks_min: u32,
+    /// The largest number of disks of one of them.
+    pub disks_max: u32,
+    /// What the dearest costs, in USD a month.
+    pub usd_per_month_max: f64,
 }
 
 /// How much more than is needed.
@@ -153,6 +169,32 @@ impl Catalogue {
         prices: &Prices,
         most: usize,
     ) -> Result<Answer, PlanError> {
+        self.search(need, scope, prices, most, false)
+    }
+
+    /// As [`Catalogue::cheapest`], but of configurations that differ in the number of disks alone,
+    /// and in what follows from it, the cheapest stands for all ([`Found::others`]).
+    ///
+    /// # Errors
+    /// As [`Catalogue::cheapest`].
+    pub fn cheapest_distinct(
+        &self,
+        need: &Need,
+        scope: &Scope,
+        prices: &Prices,
+        most: usize,
+    ) -> Result<Answer, PlanError> {
+        self.search(need, scope, prices, most, true)
+    }
+
+    fn search(
+        &self,
+        need: &Need,
+        scope: &Scope,
+        prices: &Prices,
+        most: usize,
+        distinct: bool,
+    ) -> Result<Answer, PlanError> {
         need.check(scope)?;
         let mut search = Search {
             catalogue: self,
@@ -178,8 +220,15 @@ impl Catalogue {
             })
         });
         let groups = grouped(&all, prices.has_machines());
-        let found: Vec<Found> =
-            groups.into_iter().take(most).map(|group| found(&group, need, scope)).collect();
+        let rows = match distinct {
+            true => one_of_each(groups, prices.has_machines()),
+            false => groups.into_iter().map(|group| (group, None)).collect(),
+        };
+        let found: Vec<Found> = rows
+            .into_iter()
+            .take(most)
+            .map(|(group, others)| Found { others, ..found(&group, need, scope) })
+            .collect();
         let cheaper = near::cheaper(self, need, scope, &kinds, &machines, &all);
         let uses = found.iter().flat_map(|found| {
             let price = self.prices.iter().find(|price| price.kind == found.kind);
@@ -354,6 +403,40 @@ fn grouped<'c, 'a>(all: &'c [Candidate<'a>], priced: bool) -> Vec<Vec<&'c Candid
     groups
 }
 
+/// A row to a reader, and those that it stands for.
+type Row<'c, 'a> = (Vec<&'c Candidate<'a>>, Option<Others>);
+
+/// The cheapest group of each type (and family, where machines have prices), with those that it
+/// stands for.
+fn one_of_each<'c, 'a>(groups: Vec<Vec<&'c Candidate<'a>>>, priced: bool) -> Vec<Row<'c, 'a>> {
+    let same = |a: &Candidate<'_>, b: &Candidate<'_>| {
+        let family = a.site.machine.family == b.site.machine.family;
+        a.site.kind == b.site.kind && (family || !priced)
+    };
+    let mut rows: Vec<Row<'c, 'a>> = Vec::new();
+    for group in groups {
+        let Some((_, others)) = rows.iter_mut().find(|(row, _)| same(row[0], group[0])) else {
+            rows.push((group, None));
+            continue;
+        };
+        let disks = group[0].demand.disks;
+        let usd = group[0].usd();
+        let before = others.unwrap_or(Others {
+            count: 0,
+            disks_min: disks,
+            disks_max: disks,
+            usd_per_month_max: usd,
+        });
+        *others = Some(Others {
+            count: before.count + 1,
+            disks_min: before.disks_min.min(disks),
+            disks_max: before.disks_max.max(disks),
+            usd_per_month_max: before.usd_per_month_max.max(usd),
+        });
+    }
+    rows
+}
+
 fn found(group: &[&Candidate<'_>], need: &Need, scope: &Scope) -> Found {
     let best = group[0];
     let Candidate { site, demand, cost, usd_machine } = best;
@@ -406,6 +489,7 @@ fn found(group: &[&Candidate<'_>], need: &Need, scope: &Scope) -> Found {
         headroom,
         decided_by: near::decided_by(site, cost, need, scope.disks_max),
         by_request: site.by_request,
+        others: None,
         confidence: cost.confidence.max(table.unwrap_or(Confidence::A)),
     }
 }

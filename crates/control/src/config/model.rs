@@ -1,9 +1,12 @@
 //! A configuration that has been checked: what the daemon runs.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use flagstone_cloud::Confidence;
 use flagstone_limit::{EmulationConfig, Limit};
 
+use crate::api_spec::ApiSpec;
 use crate::device_spec::DeviceSpec;
 use crate::listen_spec::ListenSpec;
 use crate::names::Uuid;
@@ -36,6 +39,10 @@ pub struct Server {
     pub driver: Driver,
     /// Longest busy wait before an executor sleeps; zero turns it off.
     pub spin: Duration,
+    /// Where the control API is served.
+    pub api: ApiSpec,
+    /// Where metrics are served over TCP, if at all.
+    pub metrics: Option<SocketAddr>,
     /// What NVMe/TCP hosts are offered.
     pub nvme: Nvme,
     /// What NBD clients are offered.
@@ -116,7 +123,7 @@ pub enum Layer {
     /// Fails requests.
     Fault(Fault),
     /// Lets so much through and no more.
-    Limit(Limit),
+    Limit(Box<Provisioned>),
     /// The same, together with other volumes: an index into [`Config::limits`].
     SharedLimit(usize),
     /// Answers as late as a disk of some type.
@@ -129,7 +136,37 @@ pub struct SharedLimit {
     /// Its name.
     pub name: String,
     /// All of them together.
-    pub limit: Limit,
+    pub limit: Provisioned,
+}
+
+/// A limit, and where its numbers are from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Provisioned {
+    /// Its numbers.
+    pub numbers: Limit,
+    /// The disk that they were taken from; `None` where they were written.
+    pub like: Option<Box<Like>>,
+}
+
+impl From<Limit> for Provisioned {
+    fn from(numbers: Limit) -> Provisioned {
+        Provisioned { numbers, like: None }
+    }
+}
+
+/// A disk of a catalogue, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Like {
+    /// Such as `500 GiB of pd-ssd on n2-standard-8`.
+    pub disk: String,
+    /// Name of the catalogue.
+    pub catalogue: String,
+    /// Of when it is, as it says.
+    pub date: String,
+    /// How far the numbers are trusted: the least of what they rest on.
+    pub confidence: Confidence,
+    /// What the sources do not say, where they contradict themselves, and what else to know.
+    pub remarks: Vec<String>,
 }
 
 /// `delay = { … }`: what is added to each request; zero adds nothing.

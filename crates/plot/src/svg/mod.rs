@@ -1,11 +1,14 @@
 //! The document: its size, heading, legend, panels and footer, one below the other.
 
 mod bars;
+mod curves;
+mod legend;
 mod lines;
 mod panel;
+mod places;
 mod write;
 
-use crate::figure::{Content, Figure, Hue};
+use crate::figure::{Figure, Hue};
 use crate::theme::{DARK, HUES, LIGHT, Theme};
 use write::{Anchor, Writer};
 
@@ -15,11 +18,36 @@ const WIDTH: f64 = 880.0;
 /// Left and right of everything.
 const EDGE: f64 = 20.0;
 
-/// Height of a row of the legend.
-const LEGEND_ROW: f64 = 22.0;
-
 /// Average width of a character, of its height; DejaVu Sans is a wide face.
 const CHARACTER: f64 = 0.6;
+
+/// Most lines of a text that is wrapped.
+const LINES_MAX: usize = 12;
+
+/// About how wide a text is.
+fn width_of(text: &str, size: f64) -> f64 {
+    text.chars().count() as f64 * size * CHARACTER
+}
+
+/// A text in lines that fit the picture; it may have line breaks of its own.
+fn wrapped(text: &str, size: f64) -> Vec<String> {
+    let most = WIDTH - 2.0 * EDGE;
+    let mut lines: Vec<String> = Vec::new();
+    for paragraph in text.lines() {
+        let mut line = String::new();
+        for word in paragraph.split(' ') {
+            let longer = if line.is_empty() { word.to_owned() } else { format!("{line} {word}") };
+            if !line.is_empty() && width_of(&longer, size) > most {
+                lines.push(std::mem::replace(&mut line, word.to_owned()));
+            } else {
+                line = longer;
+            }
+        }
+        lines.push(line);
+    }
+    lines.truncate(LINES_MAX);
+    lines
+}
 
 /// The look of a hue: a class of a colour, and a dash.
 fn hue_class(hue: Hue) -> usize {
@@ -31,17 +59,17 @@ pub(crate) fn document(figure: &Figure, theme: Theme) -> String {
     let mut body = Writer::default();
     let mut y = EDGE + 14.0;
     body.text(EDGE, y, 18.0, "ink strong", Anchor::Start, &figure.title);
-    if !figure.subtitle.is_empty() {
-        y += 22.0;
-        body.text(EDGE, y, 13.0, "faint", Anchor::Start, &figure.subtitle);
+    for line in wrapped(&figure.subtitle, 13.0) {
+        y += 20.0;
+        body.text(EDGE, y, 13.0, "faint", Anchor::Start, &line);
     }
-    y = legend(&mut body, figure, y + 12.0);
+    y = legend::draw(&mut body, figure, y + 12.0);
     for panel in &figure.panels {
         y = panel::draw(&mut body, panel, y);
     }
-    if !figure.footer.is_empty() {
-        y += 8.0;
-        body.text(EDGE, y, 11.0, "faint", Anchor::Start, &figure.footer);
+    for (number, line) in wrapped(&figure.footer, 11.0).iter().enumerate() {
+        y += if number == 0 { 8.0 } else { 15.0 };
+        body.text(EDGE, y, 11.0, "faint", Anchor::Start, line);
     }
     let height = y + EDGE;
     let mut out = Writer::default();
@@ -60,7 +88,10 @@ pub(crate) fn document(figure: &Figure, theme: Theme) -> String {
 
 fn rules(theme: Theme) -> String {
     let common = ".strong{font-weight:bold}.line{fill:none;stroke-width:2;stroke-linejoin:round}\
-                  .whisker{stroke-width:1.5}.grid,.axis{stroke-width:1}";
+                  .whisker{stroke-width:1.5}.grid,.axis,.lead{stroke-width:1}\
+                  .curve{stroke-width:2.5;stroke-linecap:butt}.ring{stroke-width:1.5}\
+                  .lead{fill:none;stroke-opacity:.45}\
+                  .halo{paint-order:stroke;stroke-width:4;stroke-linejoin:round}";
     match theme {
         Theme::Light => format!("{common}{}", LIGHT.rules()),
         Theme::Dark => format!("{common}{}", DARK.rules()),
@@ -70,53 +101,4 @@ fn rules(theme: Theme) -> String {
             DARK.rules()
         ),
     }
-}
-
-/// One entry: its name, and whether it is a line (with a dash) or a bar.
-struct Entry<'a> {
-    name: &'a str,
-    hue: Hue,
-    line: bool,
-}
-
-/// Draws every entry once, in as many rows as it takes, from `y` down; the end of it.
-fn legend(out: &mut Writer, figure: &Figure, y: f64) -> f64 {
-    let mut entries: Vec<Entry<'_>> = Vec::new();
-    for panel in &figure.panels {
-        let of_panel: Vec<Entry<'_>> = match &panel.content {
-            Content::Lines(lines) => lines
-                .iter()
-                .map(|line| Entry { name: &line.name, hue: line.hue, line: true })
-                .collect(),
-            Content::Bars(bars) => bars
-                .series
-                .iter()
-                .map(|(name, hue)| Entry { name, hue: *hue, line: false })
-                .collect(),
-        };
-        for entry in of_panel {
-            let known = entries.iter().any(|e| e.name == entry.name && e.hue == entry.hue);
-            if !known && !entry.name.is_empty() {
-                entries.push(entry);
-            }
-        }
-    }
-    if entries.is_empty() {
-        return y;
-    }
-    let (mut x, mut y) = (EDGE, y + 12.0);
-    for entry in entries {
-        let width = 34.0 + entry.name.chars().count() as f64 * 12.0 * CHARACTER + 18.0;
-        if x > EDGE && x + width > WIDTH - EDGE {
-            (x, y) = (EDGE, y + LEGEND_ROW);
-        }
-        if entry.line {
-            out.polyline(entry.hue, &[(x, y - 4.0), (x + 28.0, y - 4.0)]);
-        } else {
-            out.bar(entry.hue, x + 8.0, y - 10.0, 14.0, 12.0);
-        }
-        out.text(x + 34.0, y, 12.0, "ink", Anchor::Start, entry.name);
-        x += width;
-    }
-    y + 4.0
 }

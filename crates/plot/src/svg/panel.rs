@@ -3,13 +3,16 @@
 use crate::figure::{Axis, Content, Panel};
 use crate::scale::Placed;
 use crate::svg::write::{Anchor, Writer};
-use crate::svg::{EDGE, WIDTH, bars, lines};
+use crate::svg::{EDGE, WIDTH, bars, curves, lines, width_of};
 
 /// Height between the axes.
 const HEIGHT: f64 = 250.0;
 
 /// Room for the numbers of the vertical axis and its label.
 const LEFT: f64 = EDGE + 66.0;
+
+/// Above the axes where the label of the vertical one is a heading.
+const HEADING: f64 = 30.0;
 
 /// Below the axes: numbers and a label.
 const BELOW: f64 = 52.0;
@@ -42,8 +45,16 @@ impl Room {
 /// Draws the panel from `top` down; the end of it.
 pub(super) fn draw(out: &mut Writer, panel: &Panel, top: f64) -> f64 {
     let marks = if panel.marks.is_empty() { 0.0 } else { 16.0 };
-    let room =
-        Room { left: LEFT, top: top + 16.0 + marks, width: WIDTH - EDGE - LEFT, height: HEIGHT };
+    let (heading, names) = match &panel.content {
+        Content::Curves(of) => (HEADING, curves::room_for_names(of)),
+        Content::Lines(_) | Content::Bars(_) => (0.0, 0.0),
+    };
+    let room = Room {
+        left: LEFT,
+        top: top + 16.0 + marks + heading,
+        width: (WIDTH - EDGE - LEFT - names).max(WIDTH / 2.0),
+        height: HEIGHT,
+    };
     match &panel.content {
         Content::Lines(of) => {
             let points = || of.iter().flat_map(|line| line.pieces.iter().flatten());
@@ -53,6 +64,14 @@ pub(super) fn draw(out: &mut Writer, panel: &Panel, top: f64) -> f64 {
             vertical(out, &panel.y, &y, room);
             horizontal(out, &panel.x, &x, room);
             lines::draw(out, of, &panel.marks, (&x, &y), room);
+        }
+        Content::Curves(of) => {
+            let x = Placed::new(&panel.x, curves::points(of).map(|point| point.0));
+            let y = Placed::roomy(&panel.y, curves::points(of).map(|point| point.1));
+            out.text(EDGE, room.top - 20.0, 13.0, "ink strong", Anchor::Start, &panel.y.label);
+            numbers(out, &panel.y, &y, room);
+            horizontal(out, &panel.x, &x, room);
+            curves::draw(out, of, (&x, &y), room);
         }
         Content::Bars(of) => {
             let y = Placed::new(&panel.y, bars::values(of));
@@ -67,6 +86,11 @@ pub(super) fn draw(out: &mut Writer, panel: &Panel, top: f64) -> f64 {
 }
 
 fn vertical(out: &mut Writer, axis: &Axis, placed: &Placed, room: Room) {
+    numbers(out, axis, placed, room);
+    out.upright(EDGE + 10.0, room.y(0.5), 12.0, "faint", &axis.label);
+}
+
+fn numbers(out: &mut Writer, axis: &Axis, placed: &Placed, room: Room) {
     for tick in &placed.ticks {
         let Some(place) = placed.place(*tick) else { continue };
         let y = room.y(place);
@@ -74,15 +98,21 @@ fn vertical(out: &mut Writer, axis: &Axis, placed: &Placed, room: Room) {
         let text = axis.format.text(*tick);
         out.text(room.left - 8.0, y + 4.0, 11.0, "faint", Anchor::End, &text);
     }
-    out.upright(EDGE + 10.0, room.y(0.5), 12.0, "faint", &axis.label);
 }
 
+/// Numbers that would run into the one before are left out, and keep their line.
 fn horizontal(out: &mut Writer, axis: &Axis, placed: &Placed, room: Room) {
+    let mut free = f64::NEG_INFINITY;
     for tick in &placed.ticks {
         let Some(place) = placed.place(*tick) else { continue };
         let x = room.x(place);
         out.straight("grid", (x, room.top), (x, room.bottom()));
         let text = axis.format.text(*tick);
+        let half = width_of(&text, 11.0) / 2.0;
+        if x - half < free {
+            continue;
+        }
+        free = x + half + 4.0;
         out.text(x, room.bottom() + 18.0, 11.0, "faint", Anchor::Middle, &text);
     }
 }

@@ -68,8 +68,12 @@ impl Writer {
     }
 
     pub(crate) fn polyline(&mut self, hue: Hue, points: &[(f64, f64)]) {
-        self.raw(&format!("<polyline class=\"line l{}\"", hue_class(hue)));
-        let dash = DASHES[(hue.0 + hue.0 / HUES) % DASHES.len()];
+        let class = format!("line l{}", hue_class(hue));
+        self.dashed(&class, DASHES[(hue.0 + hue.0 / HUES) % DASHES.len()], points);
+    }
+
+    pub(crate) fn dashed(&mut self, class: &str, dash: &str, points: &[(f64, f64)]) {
+        self.raw(&format!("<polyline class=\"{class}\""));
         if !dash.is_empty() {
             self.raw(&format!(" stroke-dasharray=\"{dash}\""));
         }
@@ -83,6 +87,14 @@ impl Writer {
     pub(crate) fn dot(&mut self, hue: Hue, x: f64, y: f64) {
         let class = hue_class(hue);
         self.raw(&format!("<circle class=\"f{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>"));
+    }
+
+    /// A dot with a rim of the ground, so that it is told from the line that it is on.
+    pub(crate) fn ring(&mut self, hue: Hue, x: f64, y: f64) {
+        let class = hue_class(hue);
+        self.raw(&format!(
+            "<circle class=\"ring f{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4.5\"/>"
+        ));
     }
 
     pub(crate) fn bar(&mut self, hue: Hue, x: f64, y: f64, width: f64, height: f64) {

@@ -2,14 +2,14 @@
 
 /// The side on which a column's cells begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(crate) enum Side {
     Left,
     Right,
 }
 
 /// The head, a rule of dashes and the rows, as lines without spaces at their ends. Rows have as many
 /// cells as the head; each column is as wide as its widest cell.
-pub(super) fn lines(head: &[(&str, Side)], rows: &[Vec<String>]) -> Vec<String> {
+pub(crate) fn lines(head: &[(&str, Side)], rows: &[Vec<String>]) -> Vec<String> {
     let widths: Vec<usize> = head
         .iter()
         .enumerate()
@@ -33,9 +33,33 @@ pub(super) fn lines(head: &[(&str, Side)], rows: &[Vec<String>]) -> Vec<String> 
     out
 }
 
+/// A text in lines of at most `most` characters, as far as its words are not longer.
+pub(super) fn wrapped(text: &str, most: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("there is always one");
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.chars().count() + 1 + word.chars().count() <= most {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Side, lines};
+    use super::{Side, lines, wrapped};
+
+    #[test]
+    fn long_texts_go_on_below() {
+        assert_eq!(wrapped("from 10 GiB to", 7), ["from 10", "GiB to"]);
+        assert_eq!(wrapped("hyperdisk-balanced", 7), ["hyperdisk-balanced"]);
+        assert_eq!(wrapped("", 7), [""]);
+    }
 
     #[test]
     fn cells_stand_under_each_other() {

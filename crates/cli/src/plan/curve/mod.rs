@@ -1,0 +1,338 @@
+//! `flagstone plan curve`: along one dimension, as a picture, in words, and as JSON.
+
+mod picture;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use flagstone_cloud::catalogue::{Catalogue, SizeUnit, Units};
+use flagstone_cloud::curve::{Curve, Over, Point, Sweep};
+use flagstone_cloud::prediction::{Dimension, Touched};
+use flagstone_cloud::{Configuration, LimitKind, PlanError, Workload, block_text, grouped};
+use flagstone_control::units::{parse_block_size, parse_size};
+use flagstone_plot::{Figure, Theme, png};
+use serde::Serialize;
+
+use super::args::{count, printable};
+use super::paint::Paint;
+use super::predict::{contradictions, decimals, list};
+use super::several::CurveArgs;
+use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use crate::columns::{Side, lines};
+use crate::exit::Exit;
+use crate::output::{complain, print};
+
+/// Pixels of the PNG for each unit of the SVG: sharp on dense screens and in print.
+const PIXELS_PER_UNIT: f32 = 2.0;
+
+/// The curves of one type of disk, or why it has none.
+struct OfType {
+    configuration: Configuration,
+    /// Of the load that IOPS are counted of, and of the one for MB/s; one where they are the same.
+    curves: Result<Vec<Curve>, PlanError>,
+}
+
+/// All that was found.
+struct Found {
+    over: Over,
+    loads: Vec<Workload>,
+    types: Vec<OfType>,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &CurveArgs) -> Exit {
+    let (catalogue, found) = match found(args) {
+        Ok(found) => found,
+        Err(error) => return usage(&error),
+    };
+    if let Some(exit) = nothing(&catalogue, &found) {
+        return exit;
+    }
+    let files = match (&args.output, args.json) {
+        (None, true) => Vec::new(),
+        (output, _) => files(output.as_deref().unwrap_or("curve")),
+    };
+    let figure = picture::figure(&catalogue, &found, &args.rw);
+    for file in &files {
+        if let Err(error) = write(file, &figure) {
+            complain(&format!("flagstone: error: cannot write {}: {error}\n", file.display()));
+            return Exit::Failed;
+        }
+    }
+    if args.json {
+        return json(&report(&catalogue, &found));
+    }
+    print(&text(&catalogue, &found, &files, Paint::stdout()), Exit::Success)
+}
+
+/// The pictures that a name asks for.
+fn files(output: &str) -> Vec<PathBuf> {
+    let path = Path::new(output);
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("svg" | "png") => vec![path.to_owned()],
+        _ => [".svg", ".png"].map(|ending| PathBuf::from(format!("{output}{ending}"))).to_vec(),
+    }
+}
+
+fn write(file: &Path, figure: &Figure) -> Result<(), String> {
+    let bytes = match file.extension().and_then(|ending| ending.to_str()) {
+        Some("png") => png(figure, PIXELS_PER_UNIT).map_err(|error| error.to_string())?,
+        _ => figure.svg(Theme::Auto).into_bytes(),
+    };
+    std::fs::write(file, bytes).map_err(|error| error.to_string())
+}
+
+fn found(args: &CurveArgs) -> Result<(Catalogue, Found), String> {
+    let catalogue = args.catalogue.open()?;
+    let over = match args.over.as_str() {
+        "size" => Over::Size,
+        "vcpus" => Over::Vcpus,
+        "bs" => Over::Block,
+        "depth" => Over::Depth,
+        other => {
+            let other = printable(other);
+            return Err(format!("--over {other}: write size, vcpus, bs or depth"));
+        }
+    };
+    if over == Over::Depth && args.loads.depth.is_some() {
+        return Err("--depth is what --over depth changes: leave it out, or write --to".to_owned());
+    }
+    let [small, large] = args.loads.loads(&args.rw)?;
+    // Over blocks, and where one size was given, both panels are of the same load.
+    let loads = match over == Over::Block || small == large {
+        true => vec![small],
+        false => vec![small, large],
+    };
+    let configurations = args.configurations(&catalogue, over == Over::Size)?;
+    let end = |option, text: &Option<String>| {
+        text.as_ref().map(|text| place(option, text, over, &catalogue.units)).transpose()
+    };
+    let range = (end("--from", &args.from)?, end("--to", &args.to)?);
+    let wide = Sweep::new(&catalogue, over, &configurations, range);
+    let wide = wide.map_err(|error| error.to_string())?;
+    let mut found = follow(&catalogue, &configurations, &loads, &wide);
+    if range.1.is_none() && matches!(over, Over::Size | Over::Depth) {
+        let curves = found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
+        let last = curves.filter_map(|curve| Some(curve.spans.last()?.from.at)).max();
+        let to = beyond(last.unwrap_or(0), over, &catalogue.units)
+            .min(*wide.places.last().unwrap_or(&0));
+        if wide.places.first().is_some_and(|first| to > *first) {
+            found = follow(&catalogue, &configurations, &loads, &wide.up_to(to));
+        }
+    }
+    Ok((catalogue, found))
+}
+
+/// A round place well beyond the last change.
+fn beyond(last: u64, over: Over, units: &Units) -> u64 {
+    let far = last.saturating_mul(3);
+    if over == Over::Size && units.size == SizeUnit::Gb {
+        let decade = 10u64.saturating_pow(far.max(1000).ilog10());
+        let round = [1, 2, 5, 10].map(|factor| decade.saturating_mul(factor));
+        return round.into_iter().find(|round| *round >= far).unwrap_or(u64::MAX);
+    }
+    let least = if over == Over::Depth { 64 } else { 1024 };
+    far.max(least).checked_next_power_of_two().unwrap_or(u64::MAX)
+}
+
+fn follow(
+    catalogue: &Catalogue,
+    configurations: &[Configuration],
+    loads: &[Workload],
+    sweep: &Sweep,
+) -> Found {
+    let of = |configuration: &Configuration| {
+        let curves = loads.iter().map(|load| catalogue.curve(configuration, load, sweep));
+        OfType { configuration: configuration.clone(), curves: curves.collect() }
+    };
+    Found {
+        over: sweep.over,
+        loads: loads.to_vec(),
+        types: configurations.iter().map(of).collect(),
+    }
+}
+
+/// An end of the range in the unit of its dimension.
+fn place(option: &str, text: &str, over: Over, units: &Units) -> Result<u64, String> {
+    let wrong = |error: String| format!("{option} {}: {error}", printable(text));
+    match over {
+        Over::Size => {
+            let bytes = parse_size(text).map_err(|error| wrong(error.to_string()))?;
+            Ok(units.size_of(bytes).round() as u64)
+        }
+        Over::Block => parse_block_size(text).map_err(|error| wrong(error.to_string())),
+        Over::Vcpus | Over::Depth => count(option, text, 1 << 20).map(u64::from),
+    }
+}
+
+/// Where no type has a curve: why, on one line.
+fn nothing(catalogue: &Catalogue, found: &Found) -> Option<Exit> {
+    let errors: Option<Vec<&PlanError>> =
+        found.types.iter().map(|of| of.curves.as_ref().err()).collect();
+    let errors = errors?;
+    let mut why: Vec<String> = Vec::new();
+    for text in errors.iter().map(|error| error.to_string()) {
+        if !why.contains(&text) {
+            why.push(text);
+        }
+    }
+    let why = why.join("; ");
+    Some(match errors.iter().all(|error| matches!(error, PlanError::NotKnown(_))) {
+        true => {
+            complain(&format!("flagstone: {why} (catalogue {})\n", catalogue.name));
+            Exit::Failed
+        }
+        false => usage(&why),
+    })
+}
+
+/// The report of `--json`, documented in `docs/plan-json.md`.
+#[derive(Serialize)]
+struct Report<'a> {
+    schema_version: u32,
+    catalogue: CatalogueHead<'a>,
+    over: Over,
+    at_unit: &'static str,
+    throughput_unit: &'static str,
+    workloads: &'a [Workload],
+    types: Vec<TypeReport<'a>>,
+}
+
+/// A type of the report.
+#[derive(Serialize)]
+struct TypeReport<'a> {
+    configuration: &'a Configuration,
+    cannot: Option<String>,
+    curves: &'a [Curve],
+}
+
+fn report<'a>(catalogue: &'a Catalogue, found: &'a Found) -> Report<'a> {
+    let of = |of: &'a OfType| TypeReport {
+        configuration: &of.configuration,
+        cannot: of.curves.as_ref().err().map(PlanError::to_string),
+        curves: of.curves.as_deref().unwrap_or(&[]),
+    };
+    Report {
+        schema_version: SCHEMA_VERSION,
+        catalogue: catalogue.into(),
+        over: found.over,
+        at_unit: match found.over {
+            Over::Size => catalogue.units.size.name(),
+            Over::Vcpus => "vCPUs",
+            Over::Block => "bytes",
+            Over::Depth => "I/Os in flight of each job",
+        },
+        throughput_unit: catalogue.units.throughput.name(),
+        workloads: &found.loads,
+        types: found.types.iter().map(of).collect(),
+    }
+}
+
+/// A place as people write it.
+fn at_text(over: Over, units: &Units, at: u64) -> String {
+    match over {
+        Over::Size => format!("{} {}", grouped(at as f64), units.size.name()),
+        Over::Vcpus => format!("{at} vCPUs"),
+        Over::Block => block_text(at),
+        Over::Depth => grouped(at as f64),
+    }
+}
+
+/// A limit, with what it limits where that is not plain.
+fn limit_text(kind: LimitKind, dimension: Dimension, unit: &str) -> String {
+    match (kind, dimension) {
+        (LimitKind::Volume | LimitKind::Vm | LimitKind::SharedDisks, Dimension::Iops) => {
+            format!("{kind}, IOPS")
+        }
+        (LimitKind::Volume | LimitKind::Vm | LimitKind::SharedDisks, Dimension::Throughput) => {
+            format!("{kind}, {unit}")
+        }
+        _ => kind.to_string(),
+    }
+}
+
+fn text(catalogue: &Catalogue, found: &Found, files: &[PathBuf], paint: Paint) -> String {
+    let mut out = head(catalogue);
+    let unit = catalogue.units.throughput.name();
+    for of in &found.types {
+        let Ok(curves) = &of.curves else { continue };
+        for curve in curves {
+            let block = match found.over {
+                Over::Block => String::new(),
+                _ => format!(", blocks of {}", block_text(curve.block_bytes)),
+            };
+            let _ = writeln!(out, "\n{}", paint.bold(&format!("{}{block}", curve.kind)));
+            let columns = [
+                ("from", Side::Right),
+                ("to", Side::Right),
+                ("IOPS", Side::Right),
+                (unit, Side::Right),
+                ("limited by", Side::Left),
+            ];
+            let range = |of: &dyn Fn(&Point) -> String, from: &Point, to: &Point| {
+                let (from, to) = (of(from), of(to));
+                if from == to { from } else { format!("{from} to {to}") }
+            };
+            let rows: Vec<Vec<String>> = curve
+                .spans
+                .iter()
+                .map(|span| {
+                    vec![
+                        at_text(found.over, &catalogue.units, span.from.at),
+                        at_text(found.over, &catalogue.units, span.to.at),
+                        range(&|point| grouped(point.iops), &span.from, &span.to),
+                        range(&|point| decimals(point.throughput), &span.from, &span.to),
+                        limit_text(span.from.binding, span.from.dimension, unit),
+                    ]
+                })
+                .collect();
+            for line in lines(&columns, &rows) {
+                let _ = writeln!(out, "  {line}");
+            }
+        }
+    }
+    let none: Vec<String> = found
+        .types
+        .iter()
+        .filter_map(|of| Some(format!("{}: {}", of.configuration.kind, of.curves.as_ref().err()?)))
+        .collect();
+    list("no curve", &none, paint, &mut out);
+    let curves = || found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
+    let mut touched: Vec<Touched> = Vec::new();
+    for one in curves().flat_map(|curve| &curve.inconsistencies) {
+        if !touched.contains(one) {
+            touched.push(one.clone());
+        }
+    }
+    contradictions(&touched, paint, &mut out);
+    list("not known", &not_known(found), paint, &mut out);
+    list("sources", &sources(found), paint, &mut out);
+    let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+    list("written", &files, paint, &mut out);
+    out
+}
+
+/// What the sources of any curve do not say, each once.
+fn not_known(found: &Found) -> Vec<String> {
+    let curves = found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
+    let mut out: Vec<String> = Vec::new();
+    for what in curves.flat_map(|curve| &curve.not_known) {
+        if !out.contains(what) {
+            out.push(what.clone());
+        }
+    }
+    out
+}
+
+fn sources(found: &Found) -> Vec<String> {
+    let curves = found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
+    let mut out: Vec<String> = Vec::new();
+    for source in curves.flat_map(|curve| &curve.sources) {
+        let line =
+            format!("{} ({}, {}): {}", source.key, source.confidence, source.date, source.address);
+        if !out.contains(&line) {
+            out.push(line);
+        }
+    }
+    out
+}

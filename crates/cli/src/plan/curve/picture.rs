@@ -1,0 +1,237 @@
+//! The picture of the curves.
+
+use flagstone_cloud::catalogue::{Catalogue, Confidence, SizeUnit};
+use flagstone_cloud::curve::{Curve, Over, Point, Span};
+use flagstone_cloud::{Access, LimitKind, Workload, block_text, grouped};
+use flagstone_plot as plot;
+use flagstone_plot::{Axis, Content, Figure, Format, Hue, Note, Panel, Scale, Stretch};
+
+use super::{Found, limit_text, not_known};
+
+/// Beyond this factor between its ends an axis of rates is logarithmic.
+const LOG_FROM: f64 = 5.0;
+
+/// Which of the two rates a panel shows.
+#[derive(Clone, Copy, PartialEq)]
+enum Rate {
+    Iops,
+    Throughput,
+}
+
+/// A picture of two panels: IOPS above, MB/s below.
+pub(super) fn figure(catalogue: &Catalogue, found: &Found, rw: &str) -> Figure {
+    let across = match found.over {
+        Over::Size => "size",
+        Over::Vcpus => "vCPUs",
+        Over::Block => "block size",
+        Over::Depth => "queue depth",
+    };
+    let kinds: Vec<&str> = found
+        .types
+        .iter()
+        .filter(|of| of.curves.is_ok())
+        .map(|of| of.configuration.kind.as_str())
+        .collect();
+    let of = match kinds[..] {
+        [one] => format!("{one}: "),
+        _ => String::new(),
+    };
+    let unit = catalogue.units.throughput.name();
+    Figure {
+        title: format!("{of}IOPS and {unit} by {across}"),
+        subtitle: subtitle(catalogue, found),
+        panels: [Rate::Iops, Rate::Throughput]
+            .map(|rate| panel(catalogue, found, rw, rate))
+            .to_vec(),
+        footer: footer(catalogue, found),
+    }
+}
+
+/// What is the same at all places.
+fn subtitle(catalogue: &Catalogue, found: &Found) -> String {
+    let Some(first) = found.types.first().map(|of| &of.configuration) else { return String::new() };
+    let mut parts = Vec::new();
+    let units = &catalogue.units;
+    if found.over != Over::Size {
+        let size = units.size_of(first.size_bytes);
+        let size = (size > 0.0).then(|| format!("{} {}", grouped(size), units.size.name()));
+        let disks =
+            if first.disks > 1 { format!("{} disks of ", first.disks) } else { String::new() };
+        parts.extend(size.map(|size| format!("{disks}{size}")));
+    } else if first.disks > 1 {
+        parts.push(format!("{} disks", first.disks));
+    }
+    parts.push(match found.over {
+        Over::Vcpus => format!("machines of {}", first.machine.family),
+        _ => first.machine.name.clone(),
+    });
+    if first.regional {
+        parts.push("in two zones".to_owned());
+    }
+    if first.network_gbit_per_s > 0.0 {
+        parts.push(format!("{} Gbit/s of other traffic", first.network_gbit_per_s));
+    }
+    if found.over != Over::Depth {
+        let in_flight = found.loads.first().and_then(Workload::in_flight);
+        parts.push(match in_flight {
+            Some(in_flight) => format!("{} I/Os in flight", grouped(in_flight as f64)),
+            None => "as many I/Os in flight as it takes".to_owned(),
+        });
+    }
+    if let Some(jobs) = found.loads.first().map(|load| load.jobs).filter(|jobs| *jobs > 1) {
+        parts.push(format!("{jobs} jobs"));
+    }
+    parts.join(" · ")
+}
+
+/// Where it comes from, and what is missing.
+fn footer(catalogue: &Catalogue, found: &Found) -> String {
+    let curves = || found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
+    let confidence = curves().map(|curve| curve.confidence).max().unwrap_or(Confidence::A);
+    let mut lines =
+        vec![format!("Catalogue {}: {}; confidence {confidence}.", catalogue.name, catalogue.date)];
+    lines.extend(found.types.iter().filter_map(|of| {
+        let why = of.curves.as_ref().err()?;
+        Some(format!("No curve of {}: {why}.", of.configuration.kind))
+    }));
+    lines.extend(not_known(found).into_iter().map(|what| format!("Not known: {what}.")));
+    lines.join("\n")
+}
+
+fn panel(catalogue: &Catalogue, found: &Found, rw: &str, rate: Rate) -> Panel {
+    let load = match rate {
+        Rate::Iops => found.loads.first(),
+        Rate::Throughput => found.loads.last(),
+    };
+    let curves: Vec<&Curve> = found
+        .types
+        .iter()
+        .filter_map(|of| of.curves.as_ref().ok())
+        .filter_map(|curves| match rate {
+            Rate::Iops => curves.first(),
+            Rate::Throughput => curves.last(),
+        })
+        .collect();
+    let value = |point: &Point| match rate {
+        Rate::Iops => point.iops,
+        Rate::Throughput => point.throughput,
+    };
+    let all = || curves.iter().flat_map(|curve| &curve.points);
+    let (low, high) = all()
+        .map(value)
+        .fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(value), high.max(value)));
+    let log = found.over != Over::Vcpus && high / low > LOG_FROM;
+    let what = match rate {
+        Rate::Iops => "IOPS",
+        Rate::Throughput => catalogue.units.throughput.name(),
+    };
+    let heading = match load {
+        Some(load) => format!("{what}, {}", load_text(load, rw, found.over)),
+        None => what.to_owned(),
+    };
+    let scale = if log { Scale::Log } else { Scale::Linear };
+    let one =
+        |(dash, curve): (usize, &&Curve)| one(catalogue, found.over, curve, dash, &value, rate);
+    Panel {
+        x: across(catalogue, found, all().map(|point| point.at).collect()),
+        y: Axis { scale, format: Format::Plain, ..Axis::linear(heading) },
+        content: Content::Curves(curves.iter().enumerate().map(one).collect()),
+        marks: Vec::new(),
+    }
+}
+
+fn load_text(load: &Workload, rw: &str, over: Over) -> String {
+    let access = match load.access {
+        Access::Random => "random",
+        Access::Sequential => "sequential",
+    };
+    let what = match load.read_percent {
+        100 => format!("{access} reads"),
+        0 => format!("{access} writes"),
+        percent => format!("{rw}, {percent} % reads"),
+    };
+    match over {
+        Over::Block => what,
+        _ => format!("{what} of {}", block_text(load.block_bytes)),
+    }
+}
+
+/// The horizontal axis.
+fn across(catalogue: &Catalogue, found: &Found, mut places: Vec<u64>) -> Axis {
+    places.sort_unstable();
+    places.dedup();
+    let each = |axis: Axis, scale, format| Axis { scale, format, ..axis };
+    match found.over {
+        Over::Size => match catalogue.units.size {
+            SizeUnit::Gb => each(Axis::log("size of a disk"), Scale::Log, Format::Gb),
+            SizeUnit::Gib => each(Axis::log("size of a disk"), Scale::Log2, Format::Gib),
+        },
+        Over::Vcpus => Axis {
+            ticks: places.iter().map(|at| *at as f64).collect(),
+            ..each(Axis::log("vCPUs of the machine"), Scale::Log2, Format::Plain)
+        },
+        Over::Block => each(Axis::log("bytes of an I/O"), Scale::Log2, Format::Block),
+        Over::Depth => {
+            let jobs = found.loads.first().map_or(1, |load| load.jobs);
+            let label = if jobs > 1 { "I/Os in flight of each job" } else { "I/Os in flight" };
+            each(Axis::log(label), Scale::Log2, Format::Plain)
+        }
+    }
+}
+
+/// The colour of a limit: the same in all pictures.
+fn hue(kind: LimitKind) -> Hue {
+    Hue(match kind {
+        LimitKind::Volume => 0,
+        LimitKind::Vm => 1,
+        LimitKind::Egress => 2,
+        LimitKind::BlockSize => 3,
+        LimitKind::QueueDepth => 4,
+        LimitKind::Cpu => 5,
+        LimitKind::SharedDisks => 6,
+    })
+}
+
+fn one(
+    catalogue: &Catalogue,
+    over: Over,
+    curve: &Curve,
+    dash: usize,
+    value: &dyn Fn(&Point) -> f64,
+    rate: Rate,
+) -> plot::Curve {
+    let unit = catalogue.units.throughput.name();
+    let at = |point: &Point| (point.at as f64, value(point));
+    let stretch = |(index, span): (usize, &Span)| {
+        let within = |point: &&Point| (span.from.at..=span.to.at).contains(&point.at);
+        let mut points: Vec<(f64, f64)> = curve.points.iter().filter(within).map(at).collect();
+        // A line goes on to where the next limit begins.
+        let next = curve.spans.get(index + 1).filter(|_| over != Over::Vcpus);
+        points.extend(next.map(|next| at(&next.from)));
+        Stretch {
+            hue: hue(span.from.binding),
+            meaning: span.from.binding.to_string(),
+            label: limit_text(span.from.binding, span.from.dimension, unit),
+            points,
+        }
+    };
+    let spans = &curve.spans;
+    let note = |pair: &[Span]| {
+        // The last place before the change, if the limits are equal there.
+        let corner = if pair[0].to.tied { &pair[0].to } else { &pair[1].from };
+        let number = match rate {
+            Rate::Iops => format!("{} IOPS", grouped(value(corner))),
+            Rate::Throughput => format!("{} {unit}", grouped(value(corner))),
+        };
+        let (x, y) = at(corner);
+        let place = super::at_text(over, &catalogue.units, corner.at);
+        Note { x, y, text: format!("{place}: {number}") }
+    };
+    plot::Curve {
+        name: curve.kind.clone(),
+        dash,
+        stretches: spans.iter().enumerate().map(stretch).collect(),
+        discrete: over == Over::Vcpus,
+        notes: spans.windows(2).map(note).collect(),
+    }
+}

@@ -1,0 +1,189 @@
+//! Along which dimension, and at which places.
+
+use serde::Serialize;
+
+use crate::catalogue::Catalogue;
+use crate::input::{Configuration, PlanError, shown};
+use crate::limits::{MAX_BLOCK_BYTES, MAX_DEPTH, MIN_BLOCK_BYTES};
+
+/// A dimension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Over {
+    /// Size of each disk.
+    Size,
+    /// vCPUs of the machine, within its family.
+    Vcpus,
+    /// Bytes of an I/O.
+    Block,
+    /// I/Os in flight of each job.
+    Depth,
+}
+
+/// A dimension and places on it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Sweep {
+    /// The dimension.
+    pub over: Over,
+    /// In order, in the unit of [`super::Point::at`].
+    pub places: Vec<u64>,
+    /// The smallest difference of two places; 0 where there are no others than `places`.
+    pub step: u64,
+}
+
+/// Places of a continuous dimension before changes are searched for.
+const PLACES: u32 = 48;
+
+/// Largest size where a type has none, in the catalogue's unit.
+const SIZE_MAX: u64 = 65_536;
+
+/// Smallest size where a type has none, in the catalogue's unit.
+const SIZE_MIN: u64 = 10;
+
+/// Blocks where none are asked for: what databases and copies use.
+const BLOCKS: (u64, u64) = (4 << 10, 1 << 20);
+
+impl Sweep {
+    /// A dimension from one place to another, or as far as the types go.
+    ///
+    /// # Errors
+    /// A range that is none, or a machine whose family has no other numbers of vCPUs.
+    pub fn new(
+        catalogue: &Catalogue,
+        over: Over,
+        configurations: &[Configuration],
+        (from, to): (Option<u64>, Option<u64>),
+    ) -> Result<Sweep, PlanError> {
+        if over == Over::Vcpus {
+            return Sweep::of_vcpus(catalogue, configurations, (from, to));
+        }
+        let (least, most, step) = match over {
+            Over::Size | Over::Vcpus => (1, u64::MAX / catalogue.units.size_bytes, 1),
+            Over::Block => (MIN_BLOCK_BYTES, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES),
+            Over::Depth => (1, u64::from(MAX_DEPTH), 1),
+        };
+        let (first, last) = match over {
+            Over::Size | Over::Vcpus => sizes(catalogue, configurations),
+            Over::Block => BLOCKS,
+            Over::Depth => (1, 1 << 16),
+        };
+        let from = from.unwrap_or(first.min(to.unwrap_or(first))) / step * step;
+        let to = to.unwrap_or(last.max(from)) / step * step;
+        if from < least || to > most || from >= to {
+            let found = format!("from {from} to {to}");
+            let accepted = format!("write a range within {least} to {most}, the smaller end first");
+            return Err(PlanError::input(found, accepted));
+        }
+        Ok(Sweep { over, places: places(from, to, step), step })
+    }
+
+    fn of_vcpus(
+        catalogue: &Catalogue,
+        configurations: &[Configuration],
+        (from, to): (Option<u64>, Option<u64>),
+    ) -> Result<Sweep, PlanError> {
+        let machine = configurations.first().map(|first| &first.machine);
+        let (from, to) = (from.unwrap_or(1), to.unwrap_or(u64::MAX));
+        let counts = machine.and_then(|machine| {
+            let family = catalogue.families.get(&machine.family)?;
+            with_vcpus(&machine.name, 1)?;
+            Some(match (&family.vcpus, family.vcpus_max) {
+                (Some(all), _) => all.clone(),
+                // The usual ones of a family that tells its largest alone.
+                (None, Some(most)) => {
+                    let doubled = (0..32).map(|power| 1u32 << power);
+                    doubled.take_while(|n| *n < most).chain([most]).collect()
+                }
+                (None, None) => return None,
+            })
+        });
+        let mut places: Vec<u64> = counts.unwrap_or_default().into_iter().map(u64::from).collect();
+        places.sort_unstable();
+        places.dedup();
+        places.retain(|n| (from..=to).contains(n));
+        if places.is_empty() {
+            let name = machine.map_or("", |machine| machine.name.as_str());
+            let found = format!("no numbers of vCPUs beside {} are known", shown(name));
+            let accepted = "write a machine whose name tells its vCPUs, such as n2-standard-8";
+            return Err(PlanError::input(found, accepted));
+        }
+        Ok(Sweep { over: Over::Vcpus, places, step: 0 })
+    }
+
+    /// The same dimension up to a place.
+    pub fn up_to(&self, to: u64) -> Sweep {
+        let from = self.places.first().copied().unwrap_or(0);
+        let places = match self.step {
+            0 => self.places.iter().copied().filter(|place| *place <= to).collect(),
+            step => places(from, to / step * step, step),
+        };
+        Sweep { places, ..self.clone() }
+    }
+}
+
+/// Places from one to another, by equal factors as far as `step` allows.
+fn places(from: u64, to: u64, step: u64) -> Vec<u64> {
+    let factor = (to as f64 / from as f64).powf(1.0 / f64::from(PLACES));
+    let between = (1..PLACES).map(|n| {
+        let place = from as f64 * factor.powi(n as i32);
+        (place / step as f64).round() as u64 * step
+    });
+    let mut all: Vec<u64> =
+        [from].into_iter().chain(between).chain([to]).filter(|p| (from..=to).contains(p)).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// The smallest and the largest size of any of the types.
+fn sizes(catalogue: &Catalogue, configurations: &[Configuration]) -> (u64, u64) {
+    let types = || configurations.iter().filter_map(|asked| catalogue.types.get(&asked.kind));
+    let whole = |size: Option<f64>, other: u64| size.map_or(other, |size| size.ceil() as u64);
+    let least = types().map(|disk| whole(disk.size_gb_min, SIZE_MIN)).min();
+    let most = types().map(|disk| whole(disk.size_gb_max, SIZE_MAX)).max();
+    (least.unwrap_or(SIZE_MIN).max(1), most.unwrap_or(SIZE_MAX))
+}
+
+/// The name of a machine with other vCPUs; none if the name does not tell them.
+pub(super) fn with_vcpus(name: &str, vcpus: u64) -> Option<String> {
+    let mut words: Vec<String> = name.split('-').map(str::to_owned).collect();
+    let number = |word: &String| !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
+    let custom = words.get(1).is_some_and(|word| word == "custom");
+    let at = if custom {
+        Some(2).filter(|at| words.len() > *at)
+    } else {
+        words.iter().rposition(number)
+    };
+    let at = at.filter(|at| number(&words[*at]))?;
+    words[at] = vcpus.to_string();
+    Some(words.join("-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_are_named_with_other_vcpus() {
+        for (name, wanted) in [
+            ("n2-standard-8", Some("n2-standard-32")),
+            ("c3-standard-88-lssd", Some("c3-standard-32-lssd")),
+            ("n1-custom-6-12288", Some("n1-custom-32-12288")),
+            ("a2-highgpu-1g", None),
+            ("n1-custom", None),
+            ("", None),
+        ] {
+            assert_eq!(with_vcpus(name, 32).as_deref(), wanted, "{name}");
+        }
+    }
+
+    #[test]
+    fn places_are_in_order_and_end_where_they_should() {
+        for (from, to, step) in [(10, 65_536, 1), (1, 2, 1), (4096, 1 << 20, 512), (1, 64, 1)] {
+            let all = places(from, to, step);
+            assert_eq!((all.first(), all.last()), (Some(&from), Some(&to)));
+            assert!(all.windows(2).all(|pair| pair[0] < pair[1]));
+            assert!(all.iter().all(|place| (place - from).is_multiple_of(step)), "{all:?}");
+        }
+    }
+}
