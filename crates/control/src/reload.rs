@@ -68,7 +68,7 @@ impl Limits {
 
 fn own_limit(volume: &Volume) -> Option<&Provisioned> {
     volume.layers.iter().find_map(|layer| match layer {
-        Layer::Limit(limit) => Some(limit),
+        Layer::Limit(limit) => Some(limit.as_ref()),
         _ => None,
     })
 }
@@ -81,7 +81,7 @@ fn without_numbers(config: &Config) -> Config {
     }
     for layer in config.volumes.iter_mut().flat_map(|volume| &mut volume.layers) {
         if let Layer::Limit(limit) = layer {
-            *limit = Provisioned::default();
+            **limit = Provisioned::default();
         }
     }
     config

@@ -296,11 +296,15 @@ fn limits_are_own_or_shared_and_mix_as_written() {
         write: Some(ServiceTime::constant(us(1000))),
         seed: 7,
     };
-    let layers = [Layer::Limit(own.into()), Layer::SharedLimit(0), Layer::Emulate(emulation)];
+    let layers =
+        [Layer::Limit(Box::new(own.into())), Layer::SharedLimit(0), Layer::Emulate(emulation)];
     assert_eq!(config.volumes[0].layers, layers);
     let mixed = Limit { ios: Budget::shared(3000, 15_000), ..Limit::default() };
     assert_eq!(mixed.ios.mix, Mix::Shared);
-    assert_eq!(config.volumes[1].layers, [Layer::SharedLimit(0), Layer::Limit(mixed.into())]);
+    assert_eq!(
+        config.volumes[1].layers,
+        [Layer::SharedLimit(0), Layer::Limit(Box::new(mixed.into()))]
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice as _, SharedDevice};
+use flagstone_blockdev::SharedDevice;
 use flagstone_cloud::{Catalogue, Configuration, PlanError, Workload};
 use flagstone_control::config::{Config, Layer, Provisioned};
 use flagstone_control::stack::open_volume;
@@ -25,7 +25,7 @@ fn parse(text: &str) -> Config {
 fn limit_of(config: &Config) -> &Provisioned {
     let layers = config.volumes[0].layers.iter();
     let mut limits = layers.filter_map(|layer| match layer {
-        Layer::Limit(limit) => Some(limit),
+        Layer::Limit(limit) => Some(limit.as_ref()),
         _ => None,
     });
     limits.next().expect("it has a limit")

@@ -117,7 +117,7 @@ pub enum Layer {
     /// Fails requests.
     Fault(Fault),
     /// Lets so much through and no more.
-    Limit(Provisioned),
+    Limit(Box<Provisioned>),
     /// The same, together with other volumes: an index into [`Config::limits`].
     SharedLimit(usize),
     /// Answers as late as a disk of some type.

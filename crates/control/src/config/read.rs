@@ -245,7 +245,9 @@ fn read_layer(
     let layers = match key {
         "delay" => vec![Layer::Delay(read_delay(&reader))],
         "fault" => vec![Layer::Fault(read_fault(&reader))],
-        "limit" => vec![Layer::Limit(performance::read_limit(&reader, title, catalogues))],
+        "limit" => {
+            vec![Layer::Limit(Box::new(performance::read_limit(&reader, title, catalogues)))]
+        }
         _ => {
             let (limit, latency) = performance::read_emulation(&reader, title, catalogues);
             if limit.is_some() && volume.has("limit") {
@@ -254,7 +256,7 @@ fn read_layer(
                 let related = ("the limit is given at", &volume.key_place("limit"));
                 reader.report().error_with(&reader.key_place("like"), message, help, related);
             }
-            let limit = limit.map(Layer::Limit);
+            let limit = limit.map(|limit| Layer::Limit(Box::new(limit)));
             limit.into_iter().chain(latency.map(Layer::Emulate)).collect()
         }
     };
