@@ -20,7 +20,7 @@ impl Config {
             let limit = match layer {
                 Layer::Limit(limit) => {
                     lines.push(format!("limited to {limit}"));
-                    limit
+                    limit.as_ref()
                 }
                 Layer::SharedLimit(index) => {
                     let shared = &self.limits[*index];

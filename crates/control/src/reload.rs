@@ -82,7 +82,7 @@ impl Limits {
 
 fn own_limit(volume: &Volume) -> Option<&Provisioned> {
     volume.layers.iter().find_map(|layer| match layer {
-        Layer::Limit(limit) => Some(&**limit),
+        Layer::Limit(limit) => Some(limit.as_ref()),
         _ => None,
     })
 }

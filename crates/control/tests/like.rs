@@ -25,7 +25,7 @@ fn parse(text: &str) -> Config {
 fn limit_of(config: &Config) -> &Provisioned {
     let layers = config.volumes[0].layers.iter();
     let mut limits = layers.filter_map(|layer| match layer {
-        Layer::Limit(limit) => Some(limit),
+        Layer::Limit(limit) => Some(limit.as_ref()),
         _ => None,
     });
     limits.next().expect("it has a limit")

@@ -91,11 +91,11 @@ mod tests {
 [server]
 listen = ["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"]
 [volume.real]
-device = "/dev/sdb"
 limit = { iops = 100 }
+device = "/dev/sdb"
 [volume.lab]
-device = "/dev/sdb1"
 emulate = { latency = "1ms" }
+device = "/dev/sdb1"
 [volume.ram]
 device = "memory:1GiB"
 "#;

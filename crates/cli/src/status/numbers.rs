@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(size(u64::MAX), "16.0 EiB");
         assert_eq!([0.0, 1_234_567.0, 2.5e9].map(megabytes), ["0.00", "1.23", "2500"]);
         assert_eq!([0.0, 0.26, 12.4, 12_345.6].map(rate), ["0", "0.3", "12", "12,346"]);
-        assert_eq!([0.5, 12.34, 1234.5].map(|us| micros(us, true)), ["<1", "12.3", "1,234"]);
+        assert_eq!([0.5, 12.34, 1234.4].map(|us| micros(us, true)), ["<1", "12.3", "1,234"]);
         assert_eq!(micros(0.0, false), "-");
         let spans = [7.9, 61.0, 3_700.0, 90_000.0].map(span);
         assert_eq!(spans, ["7s", "1m 1s", "1h 1m", "1d 1h"]);

@@ -7,7 +7,8 @@
 //!
 //! A timer is no reason to spin: when it goes off is known, so a sleep until then is as good. Where
 //! timers go off often (commands beyond a limit, an emulated latency), as many waits as ended with
-//! work before the last one are expected to do so again; the next is for the timer, and is slept.
+//! work before the last one are expected to do so again; the next is for the timer, and is slept,
+//! unless the timer is so near that to sleep and wake up costs as much.
 
 use super::os;
 
@@ -60,10 +61,12 @@ impl Spin {
         }
     }
 
-    /// How long to spin now, in nanoseconds; 0 for not at all, as when it is not `allowed`.
-    pub(crate) fn budget(&mut self, now: u64, allowed: bool) -> u64 {
+    /// How long to spin now, in nanoseconds, where a timer goes off at `deadline`; 0 for not at all,
+    /// as when it is not `allowed`.
+    pub(crate) fn budget(&mut self, now: u64, deadline: u64, allowed: bool) -> u64 {
         self.tried = false;
-        let for_timer = self.worked >= self.usual && now < self.timer_until;
+        let far = deadline.saturating_sub(now) > self.max_ns;
+        let for_timer = far && self.worked >= self.usual && now < self.timer_until;
         if self.max_ns == 0 || !allowed || now < self.quiet_until || for_timer {
             return 0;
         }
@@ -122,37 +125,40 @@ impl Spin {
 mod tests {
     use super::*;
 
+    /// No timer.
+    const FAR: u64 = u64::MAX;
+
     #[test]
     fn zero_bound_never_spins() {
-        assert_eq!(Spin::new(0).budget(1, true), 0);
+        assert_eq!(Spin::new(0).budget(1, FAR, true), 0);
     }
 
     #[test]
     fn failures_back_off_and_success_resets() {
         let mut spin = Spin::new(50_000);
         for _ in 0..PATIENCE {
-            assert_eq!(spin.budget(1, true), 50_000);
+            assert_eq!(spin.budget(1, FAR, true), 50_000);
             spin.slept(1_000_000);
         }
         spin.slept(1_000_000);
         assert_eq!(
-            [spin.budget(1, true), spin.budget(1, true), spin.budget(1, true)],
+            [spin.budget(1, FAR, true), spin.budget(1, FAR, true), spin.budget(1, FAR, true)],
             [0, 0, 50_000]
         );
         spin.paid();
-        assert_eq!(spin.budget(1, true), 50_000);
+        assert_eq!(spin.budget(1, FAR, true), 50_000);
     }
     /// Sleeps between spins until work would have come within the bound, after `before` sleeps of
     /// a millisecond each.
     fn sleeps_until_it_pays(before: u32, slept_ns: u64) -> u32 {
         let mut spin = Spin::new(50_000);
         for _ in 0..before {
-            spin.budget(1, true);
+            spin.budget(1, FAR, true);
             spin.slept(1_000_000);
         }
         (0..)
             .find(|_| {
-                spin.budget(1, true) > 0 || {
+                spin.budget(1, FAR, true) > 0 || {
                     spin.slept(slept_ns);
                     false
                 }
@@ -170,10 +176,10 @@ mod tests {
     fn what_was_not_allowed_is_no_failure() {
         let mut spin = Spin::new(50_000);
         for _ in 0..100 {
-            assert_eq!(spin.budget(1, false), 0);
+            assert_eq!(spin.budget(1, FAR, false), 0);
             spin.slept(1_000_000);
         }
-        assert_eq!(spin.budget(1, true), 50_000);
+        assert_eq!(spin.budget(1, FAR, true), 50_000);
     }
 
     #[test]
@@ -186,7 +192,7 @@ mod tests {
             let now = timer * 200_000;
             spin.timed_out(now);
             for (wait, after) in [1_000, 15_000, 31_000].into_iter().enumerate() {
-                let budget = spin.budget(now + after, true);
+                let budget = spin.budget(now + after, FAR, true);
                 spun[wait] += u32::from(budget > 0);
                 match (wait, budget) {
                     (2, _) => {}
@@ -196,11 +202,14 @@ mod tests {
             }
         }
         assert!(spun[0] > 990 && spun[1] > 990 && spun[2] == 0, "{spun:?}");
+        // To sleep until one that is near would cost as much.
+        let now = 999 * 200_000 + 31_000;
+        assert_eq!([now + 50_000, now + 50_001].map(|at| spin.budget(now, at, true)), [50_000, 0]);
         // Alone they make it give up as any other wait does that is long.
         let mut spin = Spin::new(50_000);
         let spins = (1..1000_u64).filter(|second| {
             let now = second * 1_000_000_000;
-            let budget = spin.budget(now, true);
+            let budget = spin.budget(now, FAR, true);
             spin.timed_out(now + 1_000_000);
             budget > 0
         });
@@ -215,7 +224,7 @@ mod tests {
             let now = wait * 20_000;
             if wait % 5000 == 0 {
                 spin.timed_out(now);
-            } else if spin.budget(now, true) > 0 {
+            } else if spin.budget(now, FAR, true) > 0 {
                 spin.paid();
                 spun += 1;
             }

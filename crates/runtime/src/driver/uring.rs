@@ -203,7 +203,7 @@ impl Uring {
         if limit <= started {
             return self.enter(0, None);
         }
-        let budget = self.spin.budget(started, self.changing_files == 0);
+        let budget = self.spin.budget(started, limit, self.changing_files == 0);
         if budget > 0 && self.spin(budget, started, limit) {
             self.spin.paid();
             if !self.has_completions() && !self.shared.has_mail() {
