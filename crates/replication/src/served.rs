@@ -55,8 +55,11 @@ pub struct ReplicaHandler {
     mirror: Arc<Mirror>,
     geometry: Geometry,
     /// By host, name and identifier: controllers of one host are one session.
-    sessions: Mutex<BTreeMap<(Nqn, [u8; 16]), Weak<TargetSession>>>,
+    sessions: Mutex<BTreeMap<HostKey, Weak<TargetSession>>>,
 }
+
+/// Name and identifier of a host.
+type HostKey = (Nqn, [u8; 16]);
 
 impl ReplicaHandler {
     /// For the leg of `mirror`.
