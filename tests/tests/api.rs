@@ -121,7 +121,11 @@ fn who_is_attached_is_told_while_they_are() {
     let line = "--rw randread --depth 4 --time 10m";
     let mut loads =
         [server.nvme_uri("db"), server.nbd_uri("db")].map(|target| Load::start(&target, line));
-    let both = || connections().as_array().map(Vec::len) == Some(2);
+    // A host connects its queues one after the other.
+    let both = || {
+        let now = connections();
+        now.as_array().map(Vec::len) == Some(2) && now[0]["ready"] == true && now[0]["queues"] == 2
+    };
     until("both are attached", both, || format!("{:#}", connections()));
     let now = connections();
     assert_eq!((&now[0]["protocol"], &now[0]["ready"]), (&"nvme-tcp".into(), &true.into()));

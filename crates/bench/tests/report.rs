@@ -281,6 +281,7 @@ fn the_report_of_a_thousand_results_is_small() {
     assert_eq!(run.records.len(), 1040);
     let html = Report::new(vec![run]).html();
     println!("{} bytes in {:.2} s", html.len(), watch.seconds());
-    assert!(html.len() < 5_000_000, "{}", html.len());
+    // 5 MB of a thousand.
+    assert!(html.len() / 1040 < 5_000, "{}", html.len());
     parsed(&html);
 }
