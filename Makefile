@@ -11,6 +11,12 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # With it, the tests drive the program that users run, and build it once.
 export FLAGSTONE_BIN := $(CURDIR)/target/release/flagstone
 
+# Property tests draw the same cases in every run; give another seed, or an empty one for chance.
+PROPTEST_RNG_SEED ?= 2026
+ifneq ($(PROPTEST_RNG_SEED),)
+export PROPTEST_RNG_SEED
+endif
+
 CARGO_FLAGS ?=
 # Simulated clusters of `make simulate`, each scenario from each of these seeds.
 SEEDS ?= 0..2000

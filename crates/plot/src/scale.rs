@@ -24,7 +24,11 @@ impl Placed {
     /// An axis that shows all of `values` that it can, beginning and ending at a tick where it is
     /// linear.
     pub(crate) fn new(axis: &Axis, values: impl Iterator<Item = f64>) -> Placed {
-        let fits = |value: &f64| value.is_finite() && (axis.scale == Scale::Linear || *value > 0.0);
+        let fits = |value: &f64| match axis.scale {
+            Scale::Linear => value.is_finite(),
+            // No smaller ones, whose halves may be 0.
+            Scale::Log | Scale::Log2 => value.is_normal() && *value > 0.0,
+        };
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
         for value in values.filter(fits) {
             low = low.min(value);
@@ -76,7 +80,8 @@ impl Placed {
             return Placed::log(1.0, 10.0);
         }
         let (low, high) = apart(low, high);
-        let decades = (high / low).log10();
+        // Not of the quotient, which may be more than a number can tell.
+        let decades = high.log10() - low.log10();
         let factors: &[f64] = if decades < 3.2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
         let every = (decades / 10.0).ceil().max(1.0) as i32;
         let mut ticks = Vec::new();
@@ -84,7 +89,7 @@ impl Placed {
         while f64::from(decade) <= high.log10() && ticks.len() < TICKS_MAX {
             let at = factors.iter().map(|factor| factor * 10f64.powi(decade));
             ticks.extend(at.filter(|tick| (low * 0.999..=high * 1.001).contains(tick)));
-            decade += every;
+            decade = decade.saturating_add(every);
         }
         Placed { scale: Scale::Log, low, high, most: high, ticks }
     }
@@ -111,7 +116,7 @@ impl Placed {
     pub(crate) fn place(&self, value: f64) -> Option<f64> {
         let place = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
-            _ if value > 0.0 => (value / self.low).ln() / (self.high / self.low).ln(),
+            _ if value > 0.0 => (value.ln() - self.low.ln()) / (self.high.ln() - self.low.ln()),
             _ => return None,
         };
         (-0.001..=1.001).contains(&place).then_some(place)
@@ -133,7 +138,7 @@ fn nice_below(raw: f64) -> f64 {
 
 /// A single number stands in the middle of a factor of 4.
 fn apart(low: f64, high: f64) -> (f64, f64) {
-    if high / low < 1.01 { (low / 2.0, high * 2.0) } else { (low, high) }
+    if high / low < 1.01 { (low / 2.0, (high * 2.0).min(f64::MAX)) } else { (low, high) }
 }
 
 /// The least of 1, 2, 5, 10, … that is not below `raw`.
@@ -182,6 +187,20 @@ mod tests {
         assert_eq!(wide.ticks, [16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0]);
         let own = Axis { scale: Scale::Log2, ticks: vec![2.0, 48.0], ..Axis::linear("") };
         assert_eq!(Placed::new(&own, [2.0, 48.0].into_iter()).ticks, [2.0, 48.0]);
+    }
+
+    #[test]
+    fn a_log_axis_may_span_all_that_numbers_can_tell() {
+        // Its quotient is infinite. A random figure of `any_curve_is_well_formed` found this.
+        for scale in [Scale::Log, Scale::Log2] {
+            let axis = Axis { scale, ..Axis::linear("") };
+            let placed = Placed::new(&axis, [1e-300, 1.0, 1e300].into_iter());
+            assert!(placed.ticks.len() > 2);
+            assert!((placed.place(1.0).unwrap() - 0.5).abs() < 1e-9);
+            for alone in [5e-324, f64::MIN_POSITIVE, f64::MAX] {
+                assert!(Placed::new(&axis, [alone].into_iter()).ticks.iter().all(|at| *at > 0.0));
+            }
+        }
     }
 
     #[test]

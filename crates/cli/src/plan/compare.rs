@@ -7,17 +7,17 @@ use flagstone_cloud::catalogue::Catalogue;
 use flagstone_cloud::cheapest::Prices;
 use flagstone_cloud::compare::{Asked, Column, Does};
 use flagstone_cloud::prediction::{Dimension, Limit, SourceUse};
-use flagstone_cloud::{PlanError, Workload, block_text, grouped};
+use flagstone_cloud::{Workload, block_text, grouped};
 use flagstone_control::units::parse_size;
 use serde::Serialize;
 
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
-use super::several::CompareArgs;
+use super::several::{CompareArgs, none_can};
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
 use crate::columns::{Side, lines, wrapped};
 use crate::exit::Exit;
-use crate::output::{complain, print};
+use crate::output::print;
 
 /// Widest cell before it goes on in the next line.
 const CELL_MAX: usize = 34;
@@ -29,7 +29,7 @@ pub(super) fn run(args: &CompareArgs) -> Exit {
         Ok(found) => found,
         Err(error) => return usage(&error),
     };
-    if let Some(exit) = nothing(&catalogue, &columns) {
+    if let Some(exit) = none_can(&catalogue, columns.iter().map(|of| of.cannot.as_ref())) {
         return exit;
     }
     if args.json {
@@ -43,26 +43,6 @@ pub(super) fn run(args: &CompareArgs) -> Exit {
         });
     }
     print(&text(&catalogue, &asked, &columns, Paint::stdout()), Exit::Success)
-}
-
-/// Where no type at all can be had so: why, on one line.
-fn nothing(catalogue: &Catalogue, columns: &[Column]) -> Option<Exit> {
-    let errors: Option<Vec<&PlanError>> = columns.iter().map(|c| c.cannot.as_ref()).collect();
-    let errors = errors?;
-    let mut why: Vec<String> = Vec::new();
-    for text in errors.iter().map(|error| error.to_string()) {
-        if !why.contains(&text) {
-            why.push(text);
-        }
-    }
-    let why = why.join("; ");
-    Some(match errors.iter().all(|error| matches!(error, PlanError::NotKnown(_))) {
-        true => {
-            complain(&format!("flagstone: {why} (catalogue {})\n", catalogue.name));
-            Exit::Failed
-        }
-        false => usage(&why),
-    })
 }
 
 /// The report of `--json`, documented in `docs/plan-json.md`.

@@ -2,10 +2,13 @@
 
 use clap::Args;
 use flagstone_cloud::catalogue::Catalogue;
-use flagstone_cloud::{Configuration, Machine, Workload};
+use flagstone_cloud::{Configuration, Machine, PlanError, Workload};
 use flagstone_control::units::parse_size;
 
 use super::args::{CatalogueArg, WorkloadArgs, bytes_per_s, count, decimal, printable};
+use super::usage;
+use crate::exit::Exit;
+use crate::output::complain;
 
 /// Most types at once: more lines are not told apart, and more columns do not fit.
 const TYPES_MAX: usize = 6;
@@ -235,4 +238,25 @@ impl CurveArgs {
         };
         types.kinds.iter().map(one).collect()
     }
+}
+
+/// How a command ends where no type at all can be had so, having said why on one line: not known
+/// to the catalogue, or asked wrongly. `None` if one can; `cannot` is what stands against each.
+pub(super) fn none_can<'a>(
+    catalogue: &Catalogue,
+    cannot: impl Iterator<Item = Option<&'a PlanError>>,
+) -> Option<Exit> {
+    let errors: Vec<&PlanError> = cannot.collect::<Option<_>>()?;
+    let mut why: Vec<String> = Vec::new();
+    for text in errors.iter().map(|error| error.to_string()) {
+        if !why.contains(&text) {
+            why.push(text);
+        }
+    }
+    let why = why.join("; ");
+    if errors.iter().all(|error| matches!(error, PlanError::NotKnown(_))) {
+        complain(&format!("flagstone: {why} (catalogue {})\n", catalogue.name));
+        return Some(Exit::Failed);
+    }
+    Some(usage(&why))
 }

@@ -148,6 +148,7 @@ mod tests {
         spin.paid();
         assert_eq!(spin.budget(1, FAR, true), 50_000);
     }
+
     /// Sleeps between spins until work would have come within the bound, after `before` sleeps of
     /// a millisecond each.
     fn sleeps_until_it_pays(before: u32, slept_ns: u64) -> u32 {

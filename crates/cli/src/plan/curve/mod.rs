@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::args::{count, printable};
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
-use super::several::CurveArgs;
+use super::several::{CurveArgs, none_can};
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
 use crate::columns::{Side, lines};
 use crate::exit::Exit;
@@ -45,7 +45,8 @@ pub(super) fn run(args: &CurveArgs) -> Exit {
         Ok(found) => found,
         Err(error) => return usage(&error),
     };
-    if let Some(exit) = nothing(&catalogue, &found) {
+    if let Some(exit) = none_can(&catalogue, found.types.iter().map(|of| of.curves.as_ref().err()))
+    {
         return exit;
     }
     let files = match (&args.output, args.json) {
@@ -163,27 +164,6 @@ fn place(option: &str, text: &str, over: Over, units: &Units) -> Result<u64, Str
         Over::Block => parse_block_size(text).map_err(|error| wrong(error.to_string())),
         Over::Vcpus | Over::Depth => count(option, text, 1 << 20).map(u64::from),
     }
-}
-
-/// Where no type has a curve: why, on one line.
-fn nothing(catalogue: &Catalogue, found: &Found) -> Option<Exit> {
-    let errors: Option<Vec<&PlanError>> =
-        found.types.iter().map(|of| of.curves.as_ref().err()).collect();
-    let errors = errors?;
-    let mut why: Vec<String> = Vec::new();
-    for text in errors.iter().map(|error| error.to_string()) {
-        if !why.contains(&text) {
-            why.push(text);
-        }
-    }
-    let why = why.join("; ");
-    Some(match errors.iter().all(|error| matches!(error, PlanError::NotKnown(_))) {
-        true => {
-            complain(&format!("flagstone: {why} (catalogue {})\n", catalogue.name));
-            Exit::Failed
-        }
-        false => usage(&why),
-    })
 }
 
 /// The report of `--json`, documented in `docs/plan-json.md`.
