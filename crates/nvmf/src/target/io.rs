@@ -197,7 +197,10 @@ impl Connection {
     ) -> Result<(), Status> {
         let opcode = IoOpcode(command.opcode);
         if opcode == IoOpcode::FLUSH {
-            let namespaces = namespace.map_or_else(|| self.namespaces(), |one| vec![one]);
+            let namespaces = match namespace {
+                Some(one) => vec![one],
+                None => self.namespaces()?,
+            };
             self.later(command, payload, async move { flush(namespaces).await });
             return Ok(());
         }
