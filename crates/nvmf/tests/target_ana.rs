@@ -101,7 +101,8 @@ fn draining_waits_for_connections_that_were_cut() {
         drop(host);
         eventually("its controller is gone", || server.target.controllers() == 0).await;
         server.target.set_ana_state(&subsystem(), AnaState::INACCESSIBLE).unwrap();
-        let waits = time::timeout(Duration::from_secs(5), server.target.drained(&subsystem()));
+        let volume = subsystem();
+        let waits = time::timeout(Duration::from_secs(5), server.target.drained(&volume));
         assert!(waits.await.is_err());
         server.gate.open();
         server.target.drained(&subsystem()).await.unwrap();
