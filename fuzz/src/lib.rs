@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod catalogue;
 pub mod config;
 mod conversation;
 pub mod fio;

@@ -14,12 +14,12 @@ pub fn run(args: &CheckArgs) -> Exit {
     let name = args.file.display().to_string();
     match (Config::read(&args.file, &Arguments::default()), args.json) {
         (Ok(config), false) => print(&summary(&name, &config), Exit::Success),
-        (Ok(_), true) => print(&json(&name, None), Exit::Success),
+        (Ok(config), true) => print(&json(&name, Ok(&config)), Exit::Success),
         (Err(diagnostics), false) => {
             complain(&diagnostics.render(wants_color(&io::stderr())));
             Exit::Usage
         }
-        (Err(diagnostics), true) => print(&json(&name, Some(&diagnostics)), Exit::Usage),
+        (Err(diagnostics), true) => print(&json(&name, Err(&diagnostics)), Exit::Usage),
     }
 }
 
@@ -28,12 +28,18 @@ fn summary(name: &str, config: &Config) -> String {
         1 => format!("1 {one}"),
         _ => format!("{count} {many}"),
     };
-    format!(
+    let mut text = format!(
         "{name}: ok: {}, {}, {}\n",
         counted(config.volumes.len(), "volume", "volumes"),
         counted(config.subsystems.len(), "subsystem", "subsystems"),
         counted(config.server.listen.len(), "address", "addresses"),
-    )
+    );
+    for volume in &config.volumes {
+        for line in config.performance(volume) {
+            text += &format!("  {}: {line}\n", volume.name);
+        }
+    }
+    text
 }
 
 /// The report of `--json`, documented in `docs/cli.md`.
@@ -42,6 +48,13 @@ struct JsonReport<'a> {
     file: &'a str,
     ok: bool,
     mistakes: Vec<JsonMistake<'a>>,
+    volumes: Vec<JsonVolume<'a>>,
+}
+
+#[derive(Serialize)]
+struct JsonVolume<'a> {
+    name: &'a str,
+    performance: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -53,8 +66,8 @@ struct JsonMistake<'a> {
     note: Option<&'a str>,
 }
 
-fn json(file: &str, diagnostics: Option<&Diagnostics>) -> String {
-    let items = diagnostics.map_or(&[][..], Diagnostics::items);
+fn json(file: &str, read: Result<&Config, &Diagnostics>) -> String {
+    let items = read.err().map_or(&[][..], Diagnostics::items);
     let mistakes = items
         .iter()
         .map(|item| JsonMistake {
@@ -65,7 +78,13 @@ fn json(file: &str, diagnostics: Option<&Diagnostics>) -> String {
             note: item.note.as_deref(),
         })
         .collect();
-    let report = JsonReport { file, ok: diagnostics.is_none(), mistakes };
+    let volumes = read.ok().into_iter().flat_map(|config| {
+        config
+            .volumes
+            .iter()
+            .map(move |one| JsonVolume { name: &one.name, performance: config.performance(one) })
+    });
+    let report = JsonReport { file, ok: read.is_ok(), mistakes, volumes: volumes.collect() };
     let text = serde_json::to_string_pretty(&report).expect("strings and numbers are always JSON");
     text + "\n"
 }

@@ -3,12 +3,10 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use flagstone_limit::{EmulationConfig, Limit, Mix, ServiceTime};
-
-use crate::config::{Config, Layer, Volume};
+use crate::config::Config;
 use crate::device_spec::HostPort;
 use crate::listen_spec::ListenSpec;
-use crate::units::{format_duration, format_rate, format_size};
+use crate::units::format_size;
 use crate::uri::Encoded;
 
 /// A volume that is served.
@@ -39,7 +37,9 @@ pub(crate) fn announcement(
             served.block_bytes,
             devices.join(", ")
         );
-        performance(&mut text, config, volume);
+        for line in config.performance(volume) {
+            let _ = writeln!(text, "  {line}");
+        }
         for listener in listeners {
             attach(&mut text, config, index, listener);
         }
@@ -48,64 +48,6 @@ pub(crate) fn announcement(
         text.push_str("\n(HOST is an address of this machine that the other one reaches)\n");
     }
     text
-}
-
-/// What a volume's layers make of its performance, one line each.
-fn performance(text: &mut String, config: &Config, volume: &Volume) {
-    for layer in &volume.layers {
-        let _ = match layer {
-            Layer::Limit(limit) => writeln!(text, "  limited to {}", limited(limit)),
-            Layer::SharedLimit(index) => {
-                let shared = &config.limits[*index];
-                let limit = limited(&shared.limit);
-                writeln!(text, "  shares the limit {}: {limit}", shared.name)
-            }
-            Layer::Emulate(emulation) => {
-                writeln!(
-                    text,
-                    "  EMULATES a disk, for labs and tests only: {}",
-                    emulated(emulation)
-                )
-            }
-            Layer::Delay(_) | Layer::Fault(_) => Ok(()),
-        };
-    }
-}
-
-fn limited(limit: &Limit) -> String {
-    let mut parts = Vec::new();
-    let budgets = [(&limit.ios, false), (&limit.bytes, true)];
-    for (budget, is_bytes) in budgets {
-        let shown = |rate: u64| match is_bytes {
-            true => format_rate(rate),
-            false => format!("{rate} IOPS"),
-        };
-        let rates = [("", budget.total), (" read", budget.read), (" write", budget.write)];
-        let mixed = budget.mix == Mix::Shared;
-        for (of, rate) in rates {
-            let Some(rate) = rate else { continue };
-            let of = if mixed && of == " write" { " write, or shares of both" } else { of };
-            let burst = rate.burst.map(|burst| format!(" ({} in bursts)", shown(burst.per_second)));
-            parts.push(format!("{}{of}{}", shown(rate.per_second), burst.unwrap_or_default()));
-        }
-    }
-    parts.join(", ")
-}
-
-fn emulated(emulation: &EmulationConfig) -> String {
-    let time = |time: ServiceTime| {
-        let [median, p99] = [time.median, time.p99].map(format_duration);
-        format!("{median} (99th percentile {p99})")
-    };
-    match (emulation.read, emulation.write) {
-        (Some(read), Some(write)) if read == write => format!("latency {}", time(read)),
-        (read, write) => {
-            let of =
-                |name, latency: Option<ServiceTime>| Some(format!("{name} {}", time(latency?)));
-            let parts = [of("read latency", read), of("write latency", write)];
-            parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
-        }
-    }
 }
 
 fn is_wildcard(listener: &ListenSpec) -> bool {

@@ -10,7 +10,7 @@
 //! - [`stack`]: opens what a configuration names.
 //! - [`serve`]: the daemon.
 //!
-//! Parsing does no I/O but reading the file itself: whether a disk exists or an address is free
+//! Parsing does no I/O but reading the file itself and catalogues that it names: whether a disk exists or an address is free
 //! is found out when it is opened, not here.
 
 mod announce;
@@ -21,6 +21,7 @@ mod exports;
 pub mod limits;
 pub mod listen_spec;
 pub mod names;
+mod performance;
 mod reload;
 pub mod serve;
 pub mod stack;

@@ -29,6 +29,13 @@ pub const MAX_LIMIT_IOPS: u64 = 100_000_000;
 /// Lowest and highest throughput to write as a limit, in bytes a second: 1KB/s to 1TB/s.
 pub const LIMIT_BYTES_PER_SECOND: std::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000;
 
+/// Smallest and largest disk to be like, in bytes: 1 MiB to 1 PiB. What can be had of a type is in
+/// its catalogue.
+pub const LIKE_SIZE_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 50;
+
+/// Most different catalogues of one configuration: 16 × 1 MiB of text are read at most.
+pub const MAX_CATALOGUES: usize = 16;
+
 /// Most addresses listened on.
 pub const MAX_LISTEN: usize = 64;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use flagstone_limit::{Limit, Limiter};
 
-use crate::config::{Config, Diagnostics, Layer, Volume};
+use crate::config::{Config, Diagnostics, Layer, Provisioned, Volume};
 
 /// The limits in force.
 pub(crate) struct Limits {
@@ -49,20 +49,26 @@ impl Limits {
     fn apply(&self, running: &Config, read: &Config) -> usize {
         let shared = running.limits.iter().zip(&self.shared).filter_map(|(limit, limiter)| {
             let read = read.limits.iter().find(|other| other.name == limit.name)?;
-            Some((limiter, read.limit))
+            Some((format!("limit `{}`", limit.name), limiter, &read.limit))
         });
         let own = running.volumes.iter().zip(&self.own).filter_map(|(volume, limiter)| {
             let read = read.volumes.iter().find(|other| other.name == volume.name)?;
-            Some((limiter.as_ref()?, own_limit(read)?))
+            Some((format!("volume `{}`", volume.name), limiter.as_ref()?, own_limit(read)?))
         });
-        let differ = shared.chain(own).filter(|(limiter, limit)| limiter.limit() != *limit);
-        differ.filter(|(limiter, limit)| limiter.set(*limit).is_ok()).count()
+        let mut changed = 0;
+        for (what, limiter, limit) in shared.chain(own) {
+            if limiter.limit() != limit.numbers && limiter.set(limit.numbers).is_ok() {
+                tracing::info!("{what} is limited to {limit}");
+                changed += 1;
+            }
+        }
+        changed
     }
 }
 
-fn own_limit(volume: &Volume) -> Option<Limit> {
+fn own_limit(volume: &Volume) -> Option<&Provisioned> {
     volume.layers.iter().find_map(|layer| match layer {
-        Layer::Limit(limit) => Some(*limit),
+        Layer::Limit(limit) => Some(limit),
         _ => None,
     })
 }
@@ -71,11 +77,11 @@ fn own_limit(volume: &Volume) -> Option<Limit> {
 fn without_numbers(config: &Config) -> Config {
     let mut config = config.clone();
     for shared in &mut config.limits {
-        shared.limit = Limit::default();
+        shared.limit = Provisioned::default();
     }
     for layer in config.volumes.iter_mut().flat_map(|volume| &mut volume.layers) {
         if let Layer::Limit(limit) = layer {
-            *limit = Limit::default();
+            *limit = Provisioned::default();
         }
     }
     config
@@ -128,6 +134,30 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_that_is_like_a_disk_takes_over_another_disk() {
+        block_on(async {
+            let like = |kind: &str, size: &str| {
+                parse(&format!(
+                    "[volume.a]\nlimit = {{ like = \"{kind}\", size = \"{size}\", \
+                     machine = \"n2-standard-8\" }}\ndevice = \"null:1GiB\"\n\
+                     [volume.b]\nemulate = {{ like = \"pd-standard\", size = \"{size}\", \
+                     machine = \"n2-standard-8\" }}\ndevice = \"null:1GiB\"\n"
+                ))
+            };
+            let running = like("pd-ssd", "100GiB");
+            let limits = open(&running).await;
+            let read = like("pd-balanced", "200GiB");
+            assert_eq!(without_numbers(&running), without_numbers(&read));
+            assert_eq!(limits.apply(&running, &read), 2);
+            for (volume, limiter) in read.volumes.iter().zip(&limits.own) {
+                let now = limiter.as_ref().unwrap().limit();
+                assert_eq!(Some(now), own_limit(volume).map(|limit| limit.numbers));
+            }
+        })
+        .unwrap();
+    }
+
+    #[test]
     fn numbers_alone_are_no_other_change() {
         let running = parse(RUNNING);
         let numbers = parse(&RUNNING.replace("iops = 5", "read_iops = 9").replace("100", "1"));
@@ -157,7 +187,7 @@ mod tests {
             let read = Config::parse("f", &(RUNNING.replace("100", "200") + "[limit.x]\n"));
             assert!(read.is_err());
             limits.reload(&running, read);
-            assert_eq!(limits.shared[0].limit(), running.limits[0].limit);
+            assert_eq!(limits.shared[0].limit(), running.limits[0].limit.numbers);
         })
         .unwrap();
     }

@@ -226,7 +226,8 @@ pub struct OpenVolume {
 /// That one has numbers that a limit cannot have.
 pub fn open_limits(limits: &[SharedLimit]) -> Result<Vec<Arc<Limiter>>, OpenError> {
     let open = |shared: &SharedLimit| {
-        Limiter::new(shared.limit).map_err(|error| OpenError {
+        tracing::info!("limit `{}` is {}", shared.name, shared.limit);
+        Limiter::new(shared.limit.numbers).map_err(|error| OpenError {
             device: format!("limit `{}`", shared.name),
             problem: error.to_string(),
         })
@@ -264,7 +265,9 @@ pub async fn open_volume(
     for layer in volume.layers.iter().rev() {
         device = match layer {
             Layer::Limit(limit) => {
-                let own = Limiter::new(*limit).map_err(|error| about(volume, error.to_string()))?;
+                tracing::info!("volume `{}` is limited to {limit}", volume.name);
+                let own = Limiter::new(limit.numbers)
+                    .map_err(|error| about(volume, error.to_string()))?;
                 limiter = Some(own.clone());
                 Arc::new(Limited::new(device, own))
             }

@@ -186,7 +186,10 @@ fn ranges_and_defaults_are_what_the_schema_says() {
             Kind::Text(_) | Kind::List(_) | Kind::Table(_) => continue,
         };
         // The largest capsule and the smallest memory need their partners; tested on their own.
-        let paired = matches!(key.name, "in_capsule");
+        // So is a disk to be like (`tests/like.rs`).
+        let like = section.key("like").is_some()
+            && ["size", "disks", "regional", "network_gbps", "tier1"].contains(&key.name);
+        let paired = like || key.name == "in_capsule" || key.name.starts_with("provisioned_");
         for value in inside.iter().filter(|_| !paired) {
             if let Err(error) = parse(value) {
                 panic!("{} = {value} in {}: {error}", key.name, section.path);
@@ -276,7 +279,10 @@ fn limits_are_own_or_shared_and_mix_as_written() {
         ..Limit::default()
     };
     assert_eq!(config.limits.len(), 1);
-    assert_eq!((config.limits[0].name.as_str(), config.limits[0].limit), ("machine", machine));
+    assert_eq!(
+        (config.limits[0].name.as_str(), config.limits[0].limit.numbers),
+        ("machine", machine)
+    );
     let size = IoSize::Units { bytes: 256 << 10 };
     let own = Limit {
         ios: Budget::total(15_000),
@@ -290,11 +296,11 @@ fn limits_are_own_or_shared_and_mix_as_written() {
         write: Some(ServiceTime::constant(us(1000))),
         seed: 7,
     };
-    let layers = [Layer::Limit(own), Layer::SharedLimit(0), Layer::Emulate(emulation)];
+    let layers = [Layer::Limit(own.into()), Layer::SharedLimit(0), Layer::Emulate(emulation)];
     assert_eq!(config.volumes[0].layers, layers);
     let mixed = Limit { ios: Budget::shared(3000, 15_000), ..Limit::default() };
     assert_eq!(mixed.ios.mix, Mix::Shared);
-    assert_eq!(config.volumes[1].layers, [Layer::SharedLimit(0), Layer::Limit(mixed)]);
+    assert_eq!(config.volumes[1].layers, [Layer::SharedLimit(0), Layer::Limit(mixed.into())]);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 
 use crate::driver::Driver;
 use crate::driver::threads::Threads;
@@ -132,7 +132,8 @@ fn make_driver(config: &Config, shared: &Arc<Shared>) -> Result<Box<dyn Driver>,
 }
 
 /// Runs `main` on the calling thread as core 0, with the other cores beside it, until it returns.
-/// Then every task is dropped and every operation in flight awaited.
+/// Then every task is dropped and every operation in flight awaited. `main` begins when all cores
+/// run; it does not if one cannot.
 ///
 /// # Errors
 /// [`StartError`]; see there.
@@ -151,16 +152,21 @@ where
         shared.iter().map(|shared| CoreHandle { shared: shared.clone() }).collect();
     let stop = Arc::new(AtomicBool::new(false));
     let mut threads = Vec::new();
+    let (started, starts) = mpsc::channel();
     for (core, own) in shared.iter().enumerate().skip(1) {
         let (config, own, handles, stop) = (*config, own.clone(), handles.clone(), stop.clone());
         let name = format!("core-{core}");
+        let started = started.clone();
         threads.push(
             std::thread::Builder::new()
                 .name(name)
-                .spawn(move || serve_core(core, &config, &own, handles, &stop))?,
+                .spawn(move || serve_core(core, &config, &own, handles, &stop, started))?,
         );
     }
-    let result = run_first(config, &shared[0], handles, main);
+    // Ends when each has started or given up: what is sent to a core that cannot run is never done.
+    drop(started);
+    let result = (starts.iter().count() == threads.len())
+        .then(|| run_first(config, &shared[0], handles, main));
     stop.store(true, Ordering::SeqCst);
     for other in &shared[1..] {
         other.send(Box::new(|| {}));
@@ -173,9 +179,9 @@ where
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
-    match failure {
-        Some(error) if result.is_ok() => Err(error),
-        _ => result,
+    match (result, failure) {
+        (Some(Ok(_)) | None, Some(error)) => Err(error),
+        (result, _) => result.expect("a core that did not start says why"),
     }
 }
 
@@ -205,11 +211,15 @@ fn serve_core(
     shared: &Arc<Shared>,
     handles: Vec<CoreHandle>,
     stop: &AtomicBool,
+    started: mpsc::Sender<()>,
 ) -> Result<(), StartError> {
     pin(config, core);
     CORES.with(|cores| *cores.borrow_mut() = handles);
     let executor = Executor::new(core, shared.clone(), make_driver(config, shared)?);
     let _entered = executor.enter();
+    // The other side waits for it for as long as a core may still start.
+    let _ = started.send(());
+    drop(started);
     while !stop.load(Ordering::SeqCst) {
         executor.turn();
     }

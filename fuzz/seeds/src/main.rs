@@ -38,6 +38,7 @@ fn main() -> io::Result<()> {
     nbd::requests(&corpus)?;
     nbd::tampered(&corpus)?;
     text::configurations(&corpus)?;
+    text::catalogues(&corpus)?;
     text::specs(&corpus)?;
     text::fio_outputs(&corpus)
 }

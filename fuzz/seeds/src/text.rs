@@ -19,6 +19,18 @@ pub(crate) fn configurations(corpus: &Corpus) -> io::Result<()> {
     Ok(())
 }
 
+/// `catalogue`: the documentation's, and the tables of the page of 2019 as far as an input goes.
+pub(crate) fn catalogues(corpus: &Corpus) -> io::Result<()> {
+    /// Longest input of `fuzz/run`.
+    const MOST: usize = 16_384;
+    let documentation = std::fs::read_to_string(corpus.project.join("docs/catalogue.md"))?;
+    let example = documentation.split("```toml\n").nth(1).and_then(|text| text.split("```").next());
+    corpus.put("catalogue", "example", example.unwrap_or_default().as_bytes())?;
+    let page = std::fs::read(corpus.project.join("crates/cloud/catalogues/gcp-2019.toml"))?;
+    let end = page[..page.len().min(MOST)].windows(2).rposition(|pair| pair == b"\n[");
+    corpus.put("catalogue", "page-2019", &page[..end.map_or(0, |end| end + 1)])
+}
+
 /// `fio`: what the real one printed, without the spaces, behind the byte that chooses the catalogue.
 pub(crate) fn fio_outputs(corpus: &Corpus) -> io::Result<()> {
     for entry in std::fs::read_dir(corpus.project.join("crates/bench/tests/outputs"))? {

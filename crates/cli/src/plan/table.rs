@@ -7,6 +7,7 @@ use flagstone_cloud::table::{Cell, Table};
 use serde::Serialize;
 
 use super::args::TableArgs;
+use super::columns::{Side, lines};
 use super::paint::Paint;
 use super::predict::{contradictions, list};
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
@@ -61,24 +62,13 @@ fn one(table: &Table, paint: Paint, out: &mut String) {
     let _ = writeln!(out, "\n{}", paint.bold(&table.title));
     let rows: Vec<Vec<String>> =
         table.rows.iter().map(|row| row.iter().map(shown).collect()).collect();
-    let widths: Vec<usize> = (0..table.columns.len())
-        .map(|column| {
-            let cells = rows.iter().map(|row| row[column].chars().count());
-            cells.chain([table.columns[column].chars().count()]).max().unwrap_or(0)
-        })
-        .collect();
-    let line = |cells: &[String]| {
-        let padded = cells.iter().zip(&widths).enumerate().map(|(index, (cell, width))| {
-            // The first column names the row; numbers stand under each other.
-            if index == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-        });
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    let _ = writeln!(out, "  {}", line(&table.columns));
-    let rule: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
-    let _ = writeln!(out, "  {}", paint.dim(&line(&rule)));
-    for row in &rows {
-        let _ = writeln!(out, "  {}", line(row));
+    // The first column names the row; numbers stand under each other.
+    let side = |index| if index == 0 { Side::Left } else { Side::Right };
+    let columns: Vec<_> =
+        table.columns.iter().enumerate().map(|(at, name)| (name.as_str(), side(at))).collect();
+    for (at, line) in lines(&columns, &rows).iter().enumerate() {
+        let line = if at == 1 { paint.dim(line) } else { line.clone() };
+        let _ = writeln!(out, "  {line}");
     }
     for note in &table.footnotes {
         let _ = writeln!(out, "  {note}");

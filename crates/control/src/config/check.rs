@@ -4,12 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use flagstone_limit::Limit;
 use flagstone_nbd::limits::MAX_REQUEST_BYTES;
 
 use super::diagnostic::{Located, Place, Report};
 use super::model::{
-    Backing, Config, Driver, Layer, Nbd, Nvme, Server, SharedLimit, Subsystem, Volume,
+    Backing, Config, Driver, Layer, Nbd, Nvme, Provisioned, Server, SharedLimit, Subsystem, Volume,
 };
 use super::reader::suggestion;
 use crate::device_spec::DeviceSpec;
@@ -25,7 +24,7 @@ pub(crate) struct RawConfig {
     /// Volumes were written, but none that could be read.
     pub(crate) volumes_mistaken: bool,
     /// The limits that volumes share, by their names, which the parser keeps apart.
-    pub(crate) limits: Vec<(Located<String>, Limit)>,
+    pub(crate) limits: Vec<(Located<String>, Provisioned)>,
     pub(crate) subsystems: Vec<RawSubsystem>,
 }
 

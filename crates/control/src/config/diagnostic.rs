@@ -76,6 +76,11 @@ impl Report {
         }
     }
 
+    /// Mistakes recorded so far.
+    pub(crate) fn count(&self) -> usize {
+        self.mistakes.borrow().len()
+    }
+
     /// Whether nothing was found wrong so far.
     pub(crate) fn is_empty(&self) -> bool {
         self.mistakes.borrow().is_empty()

@@ -2,7 +2,7 @@
 //!
 //! [`Config::parse`] either gives a configuration that is valid as a whole, or every mistake in
 //! it ([`Diagnostics`]), each at its line and column with what to write instead. Unknown keys are
-//! mistakes. Nothing in a file makes it panic or use memory beyond a small multiple of the file.
+//! mistakes. Catalogues that it names are read with it. Nothing in a file makes it panic or use memory beyond a small multiple of the file.
 //!
 //! The keys are in [`schema`]; `docs/configuration.md` is written from it. The order of the keys
 //! in a volume's table is the order of its layers, which is why the parser keeps it.
@@ -10,6 +10,7 @@
 mod arguments;
 mod check;
 mod diagnostic;
+mod like;
 mod model;
 mod performance;
 mod read;
@@ -22,8 +23,8 @@ use std::path::Path;
 pub use arguments::Arguments;
 pub use diagnostic::{Diagnostic, Diagnostics, Location};
 pub use model::{
-    Backing, Config, Delay, Driver, Fault, FaultRate, Layer, Nbd, Nvme, Server, SharedLimit,
-    Subsystem, Volume,
+    Backing, Config, Delay, Driver, Fault, FaultRate, Layer, Like, Nbd, Nvme, Provisioned, Server,
+    SharedLimit, Subsystem, Volume,
 };
 
 use crate::limits::MAX_FILE_BYTES;

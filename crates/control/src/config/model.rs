@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use flagstone_cloud::Confidence;
 use flagstone_limit::{EmulationConfig, Limit};
 
 use crate::device_spec::DeviceSpec;
@@ -116,7 +117,7 @@ pub enum Layer {
     /// Fails requests.
     Fault(Fault),
     /// Lets so much through and no more.
-    Limit(Limit),
+    Limit(Provisioned),
     /// The same, together with other volumes: an index into [`Config::limits`].
     SharedLimit(usize),
     /// Answers as late as a disk of some type.
@@ -129,7 +130,37 @@ pub struct SharedLimit {
     /// Its name.
     pub name: String,
     /// All of them together.
-    pub limit: Limit,
+    pub limit: Provisioned,
+}
+
+/// A limit, and where its numbers are from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Provisioned {
+    /// Its numbers.
+    pub numbers: Limit,
+    /// The disk that they were taken from; `None` where they were written.
+    pub like: Option<Box<Like>>,
+}
+
+impl From<Limit> for Provisioned {
+    fn from(numbers: Limit) -> Provisioned {
+        Provisioned { numbers, like: None }
+    }
+}
+
+/// A disk of a catalogue, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Like {
+    /// Such as `500 GiB of pd-ssd on n2-standard-8`.
+    pub disk: String,
+    /// Name of the catalogue.
+    pub catalogue: String,
+    /// Of when it is, as it says.
+    pub date: String,
+    /// How far the numbers are trusted: the least of what they rest on.
+    pub confidence: Confidence,
+    /// What the sources do not say, where they contradict themselves, and what else to know.
+    pub remarks: Vec<String>,
 }
 
 /// `delay = { … }`: what is added to each request; zero adds nothing.

@@ -5,6 +5,8 @@ use std::time::Duration;
 use flagstone_limit::{Budget, Burst, EmulationConfig, IoSize, Limit, Mix, Rate, ServiceTime};
 
 use super::diagnostic::Located;
+use super::like::{self, Catalogues};
+use super::model::Provisioned;
 use super::reader::Reader;
 use crate::units::{format_duration, format_rate};
 
@@ -32,7 +34,17 @@ impl Unit {
 }
 
 /// A limit, of a volume or shared by several. Where there are mistakes, it is any one.
-pub(crate) fn read_limit(reader: &Reader<'_>, title: &str) -> Limit {
+pub(crate) fn read_limit(reader: &Reader<'_>, title: &str, catalogues: &Catalogues) -> Provisioned {
+    if reader.has("like") {
+        like::refuse_others(reader, &[]);
+        return like::read(reader, catalogues).map(|disk| disk.provisioned).unwrap_or_default();
+    }
+    like::refuse_alone(reader);
+    read_numbers(reader, title).into()
+}
+
+/// A limit whose numbers are written.
+fn read_numbers(reader: &Reader<'_>, title: &str) -> Limit {
     let burst = reader.table("burst", &format!("{title}.burst"));
     let limit = Limit {
         ios: read_budget(reader, burst.as_ref(), "iops", Unit::Ios),
@@ -41,7 +53,8 @@ pub(crate) fn read_limit(reader: &Reader<'_>, title: &str) -> Limit {
     };
     let keys = ["", "read_", "write_"].map(|of| [format!("{of}iops"), format!("{of}throughput")]);
     if !keys.iter().flatten().any(|key| reader.has(key)) {
-        let help = "write what it is, such as iops = 15000 or throughput = \"240MB/s\"";
+        let help =
+            "write what it is, such as iops = 15000, throughput = \"240MB/s\" or like = \"pd-ssd\"";
         reader.report().error(reader.place(), format!("[{title}] limits nothing"), help);
     }
     if let Some(burst) = &burst
@@ -121,27 +134,65 @@ fn credit(beyond: u64, duration: Duration) -> u64 {
     u64::try_from(credit).unwrap_or(u64::MAX).max(1)
 }
 
-/// What to emulate. Where there are mistakes, it is anything.
-pub(crate) fn read_emulation(reader: &Reader<'_>, title: &str) -> EmulationConfig {
-    let of = |prefix: &str| {
-        let (latency, p99) = (format!("{prefix}latency"), format!("{prefix}p99"));
-        read_service_time(reader, &latency, &p99)
+/// What to emulate: the limit of the disk that it is like, if there is one, and the latency. Where
+/// there are mistakes, it is anything.
+pub(crate) fn read_emulation(
+    reader: &Reader<'_>,
+    title: &str,
+    catalogues: &Catalogues,
+) -> (Option<Provisioned>, Option<EmulationConfig>) {
+    let disk = match reader.has("like") {
+        true => {
+            like::refuse_others(reader, &LATENCY_KEYS);
+            let Some(disk) = like::read(reader, catalogues) else { return (None, None) };
+            Some(disk)
+        }
+        false => {
+            like::refuse_alone(reader);
+            None
+        }
     };
-    let (all, read, write) = (of(""), of("read_"), of("write_"));
-    let keys = ["", "read_", "write_"].map(|of| [format!("{of}latency"), format!("{of}p99")]);
-    if !keys.iter().flatten().any(|key| reader.has(key)) {
+    let known = disk.as_ref().and_then(|disk| disk.latency);
+    let of = |prefix: &str, known: Option<Duration>| {
+        let (latency, p99) = (format!("{prefix}latency"), format!("{prefix}p99"));
+        read_service_time(reader, &latency, &p99, known)
+    };
+    let (all, read, write) = (of("", known), of("read_", None), of("write_", None));
+    let written = LATENCY_KEYS.iter().any(|key| *key != "seed" && reader.has(key));
+    if !written && disk.is_none() {
         let help = "write the latency, such as latency = \"800us\", p99 = \"3ms\"";
         reader.report().error(reader.place(), format!("[{title}] emulates nothing"), help);
     }
-    EmulationConfig {
-        read: read.or(all),
-        write: write.or(all),
-        seed: reader.count_or_default("seed"),
+    let (read, write) = (read.or(all), write.or(all));
+    let Some(disk) = disk else {
+        let seed = reader.count_or_default("seed");
+        return (None, Some(EmulationConfig { read, write, seed }));
+    };
+    if read.is_none() || write.is_none() {
+        like::latency_is_not_known(reader, &disk);
     }
+    let seed = reader.count_or_default("seed");
+    let provisioned = disk.with_latency(reader.has("latency"));
+    (Some(provisioned), Some(EmulationConfig { read, write, seed }))
 }
 
-fn read_service_time(reader: &Reader<'_>, latency: &str, p99: &str) -> Option<ServiceTime> {
-    let (median, tail) = (reader.time(latency), reader.time(p99));
+/// The keys of `emulate` that are not of the disk that it is like.
+const LATENCY_KEYS: [&str; 7] =
+    ["latency", "p99", "read_latency", "read_p99", "write_latency", "write_p99", "seed"];
+
+/// A latency that is written, or else one that is `known`.
+fn read_service_time(
+    reader: &Reader<'_>,
+    latency: &str,
+    p99: &str,
+    known: Option<Duration>,
+) -> Option<ServiceTime> {
+    let (mut median, tail) = (reader.time(latency), reader.time(p99));
+    if let Some(value) = known
+        && !reader.has(latency)
+    {
+        median = Some(Located { value, place: reader.key_place("like") });
+    }
     let Some(median) = median else {
         if let Some(tail) = tail.filter(|_| !reader.has(latency)) {
             let help = format!("write {latency} = … too: the median");

@@ -5,6 +5,7 @@ use toml_edit::Item;
 
 use super::check::{RawBacking, RawConfig, RawLayer, RawServer, RawSubsystem, RawVolume};
 use super::diagnostic::{Located, Place, Report};
+use super::like::Catalogues;
 use super::model::{Delay, Driver, Fault, FaultRate, Layer, Nbd, Nvme};
 use super::performance;
 use super::reader::{Reader, bare, place_of, suggestion};
@@ -36,15 +37,19 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     let volumes = tables("volume", &schema::VOLUME, MAX_VOLUMES);
     let limits = tables("limit", &schema::LIMIT, MAX_SHARED_LIMITS);
     let subsystems = tables("subsystem", &schema::SUBSYSTEM, MAX_VOLUMES);
+    let catalogues = Catalogues::default();
     RawConfig {
         server: read_server(&server),
         volumes_mistaken: root.contains_key("volume"),
-        volumes: volumes.into_iter().map(|(name, reader)| read_volume(name, &reader)).collect(),
+        volumes: volumes
+            .into_iter()
+            .map(|(name, reader)| read_volume(name, &reader, &catalogues))
+            .collect(),
         limits: limits
             .into_iter()
             .map(|(name, reader)| {
                 let title = format!("limit.{}", bare(&name.value));
-                (name, performance::read_limit(&reader, &title))
+                (name, performance::read_limit(&reader, &title, &catalogues))
             })
             .collect(),
         subsystems: subsystems
@@ -165,10 +170,10 @@ fn read_nbd(reader: &Reader<'_>) -> Nbd {
     }
 }
 
-fn read_volume(name: Located<String>, reader: &Reader<'_>) -> RawVolume {
+fn read_volume(name: Located<String>, reader: &Reader<'_>, catalogues: &Catalogues) -> RawVolume {
     let title = format!("volume.{}", name.value);
     RawVolume {
-        layers: read_layers(reader, &title),
+        layers: read_layers(reader, &title, catalogues),
         backing: read_backing(reader, &title),
         block_size: reader.size("block_size"),
         read_only: reader.flag("read_only"),
@@ -199,7 +204,7 @@ fn read_hosts(reader: &Reader<'_>) -> Option<Located<Vec<String>>> {
 }
 
 /// The layers in the order of their keys. One below the device is a mistake: nothing is there.
-fn read_layers(reader: &Reader<'_>, title: &str) -> Vec<RawLayer> {
+fn read_layers(reader: &Reader<'_>, title: &str, catalogues: &Catalogues) -> Vec<RawLayer> {
     let mut layers = Vec::new();
     let mut bottom = None;
     for (key, place) in reader.keys_in_order() {
@@ -216,7 +221,7 @@ fn read_layers(reader: &Reader<'_>, title: &str) -> Vec<RawLayer> {
                     let related = ("the device is given at", device_place);
                     reader.report().error_with(&place, message, help, related);
                 }
-                layers.extend(read_layer(key, reader, &format!("{title}.{key}")));
+                layers.extend(read_layer(key, reader, &format!("{title}.{key}"), catalogues));
             }
             _ => {}
         }
@@ -224,20 +229,36 @@ fn read_layers(reader: &Reader<'_>, title: &str) -> Vec<RawLayer> {
     layers
 }
 
-/// The layer of one key of a volume, if it can be read.
-fn read_layer(key: &str, volume: &Reader<'_>, title: &str) -> Option<RawLayer> {
+/// The layers of one key of a volume, if it can be read. All have one, but for an emulation that is
+/// like a disk: its limit, and below it its latency.
+fn read_layer(
+    key: &str,
+    volume: &Reader<'_>,
+    title: &str,
+    catalogues: &Catalogues,
+) -> Vec<RawLayer> {
     if key == "shared_limit" {
         let parse = |text: &str| names::check_volume_name(text).map(|()| text.to_owned());
-        return volume.parsed(key, parse).map(RawLayer::SharedLimit);
+        return volume.parsed(key, parse).map(RawLayer::SharedLimit).into_iter().collect();
     }
-    let reader = volume.table(key, title)?;
-    let layer = match key {
-        "delay" => Layer::Delay(read_delay(&reader)),
-        "fault" => Layer::Fault(read_fault(&reader)),
-        "limit" => Layer::Limit(performance::read_limit(&reader, title)),
-        _ => Layer::Emulate(performance::read_emulation(&reader, title)),
+    let Some(reader) = volume.table(key, title) else { return Vec::new() };
+    let layers = match key {
+        "delay" => vec![Layer::Delay(read_delay(&reader))],
+        "fault" => vec![Layer::Fault(read_fault(&reader))],
+        "limit" => vec![Layer::Limit(performance::read_limit(&reader, title, catalogues))],
+        _ => {
+            let (limit, latency) = performance::read_emulation(&reader, title, catalogues);
+            if limit.is_some() && volume.has("limit") {
+                let message = "`emulate` with `like` has the limits of the disk already";
+                let help = "remove `limit`, or write the latency in `emulate` in place of `like`";
+                let related = ("the limit is given at", &volume.key_place("limit"));
+                reader.report().error_with(&reader.key_place("like"), message, help, related);
+            }
+            let limit = limit.map(Layer::Limit);
+            limit.into_iter().chain(latency.map(Layer::Emulate)).collect()
+        }
     };
-    Some(RawLayer::Own(Box::new(layer)))
+    layers.into_iter().map(|layer| RawLayer::Own(Box::new(layer))).collect()
 }
 
 fn read_delay(reader: &Reader<'_>) -> Delay {

@@ -95,6 +95,11 @@ impl<'a> Reader<'a> {
         self.item(name).is_some()
     }
 
+    /// Whether the schema has the key; one that it does not have is reported already.
+    pub(crate) fn knows(&self, name: &str) -> bool {
+        self.schema.key(name).is_some()
+    }
+
     fn item(&self, name: &str) -> Option<&'a Item> {
         self.table.and_then(|table| table.get(name))
     }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::limits::{LIMIT_BYTES_PER_SECOND, MAX_LIMIT_IOPS};
+use crate::limits::{LIKE_SIZE_BYTES, LIMIT_BYTES_PER_SECOND, MAX_LIMIT_IOPS};
 use crate::units::{format_duration, format_rate, format_size};
 
 /// A table of the file.
@@ -105,6 +105,64 @@ const MIX: Kind = Kind::Choice(&["separate", "shared"]);
 const IO_SIZE: Kind = Kind::Size { min: 512, max: 32 * MIB, rule: SizeRule::MultipleOf(512) };
 /// Of the distribution of an emulated latency.
 const LATENCY: Kind = Kind::Time { min: Duration::from_micros(1), max: Duration::from_secs(60) };
+
+// What a disk of a cloud is told by, in a limit and in an emulation alike.
+const LIKE: Key = key(
+    "like",
+    Kind::Text("type of disk"),
+    "",
+    "Take the numbers and the rules of mixing from a catalogue: those of this type of disk, such as `pd-ssd`. [limit.md](limit.md#like-a-cloud-disk) says how.",
+);
+const LIKE_SIZE: Key = key(
+    "size",
+    Kind::Size {
+        min: *LIKE_SIZE_BYTES.start(),
+        max: *LIKE_SIZE_BYTES.end(),
+        rule: SizeRule::MultipleOf(512),
+    },
+    "",
+    "Size of the disk that it is like, whatever the volume's own. Required with `like`, but for types that have one size.",
+);
+const LIKE_MACHINE: Key = key(
+    "machine",
+    Kind::Text("machine type"),
+    "",
+    "Machine that the disk is attached to, such as `n2-standard-8`. Default: the catalogue's own, if it has one.",
+);
+const LIKE_CATALOGUE: Key = key(
+    "catalog",
+    Kind::Text("catalogue"),
+    "",
+    "Catalogue of `like`: `gcp-current`, `gcp-2019`, or the path of a file. Default: `gcp-current`.",
+);
+const LIKE_DISKS: Key = key(
+    "disks",
+    Kind::Count { min: 1, max: flagstone_cloud::limits::MAX_DISKS as u64 },
+    "",
+    "Such disks, striped. Default: as many as the machine comes with, or 1.",
+);
+const LIKE_REGIONAL: Key =
+    key("regional", Kind::Flag, "", "The disk is replicated in two zones. Default: it is not.");
+const LIKE_IOPS: Key = key(
+    "provisioned_iops",
+    IOPS,
+    "",
+    "IOPS bought for each disk, of types that sell them. Default: that of the type.",
+);
+const LIKE_THROUGHPUT: Key = key(
+    "provisioned_throughput",
+    THROUGHPUT,
+    "",
+    "Throughput bought for each disk, of types that sell it. Default: that of the type.",
+);
+const LIKE_NETWORK: Key = key(
+    "network_gbps",
+    Kind::Count { min: 0, max: 10_000 },
+    "",
+    "What else the machine sends, in Gbit/s. Default: nothing.",
+);
+const LIKE_TIER1: Key =
+    key("tier1", Kind::Flag, "", "The machine has the dearer networking. Default: it has not.");
 
 const fn key(name: &'static str, kind: Kind, default: &'static str, about: &'static str) -> Key {
     Key { name, kind, default, about }
@@ -408,6 +466,16 @@ pub static EMULATE: Section = Section {
             "0",
             "Determines the latencies, in the order of the requests.",
         ),
+        LIKE,
+        LIKE_SIZE,
+        LIKE_MACHINE,
+        LIKE_CATALOGUE,
+        LIKE_DISKS,
+        LIKE_REGIONAL,
+        LIKE_IOPS,
+        LIKE_THROUGHPUT,
+        LIKE_NETWORK,
+        LIKE_TIER1,
     ],
 };
 
@@ -445,6 +513,16 @@ pub static LIMIT: Section = Section {
             "A read or write counts as one I/O for each so many bytes, begun or whole. Default: as one, whatever its size.",
         ),
         key("burst", Kind::Table(&BURST), "", "More for a while, from a bucket of credit."),
+        LIKE,
+        LIKE_SIZE,
+        LIKE_MACHINE,
+        LIKE_CATALOGUE,
+        LIKE_DISKS,
+        LIKE_REGIONAL,
+        LIKE_IOPS,
+        LIKE_THROUGHPUT,
+        LIKE_NETWORK,
+        LIKE_TIER1,
     ],
 };
 

@@ -217,7 +217,12 @@ impl Uring {
                 Some(deadline) => self.enter(1, Some(deadline.saturating_sub(now))),
                 None => self.enter(1, None),
             }
-            self.spin.slept(os::now() - started);
+            let (woken, nothing) = (os::now(), !self.has_completions() && !self.shared.has_mail());
+            if nothing && woken >= limit {
+                self.spin.timed_out(woken);
+            } else {
+                self.spin.slept(woken - started);
+            }
         }
         self.shared.wake_up();
     }

@@ -1,0 +1,68 @@
+//! Catalogues of cloud disks.
+//!
+//! Input: the text of a catalogue.
+
+use flagstone_cloud::catalogue::Family;
+use flagstone_cloud::{Catalogue, Configuration, Workload};
+
+/// Types and families of one catalogue that are tried together.
+const TRIED: usize = 6;
+
+/// Reads the catalogue: whole, or one mistake that can be shown.
+pub fn run(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    match Catalogue::parse("own.toml", text) {
+        Ok(catalogue) => check(&catalogue),
+        Err(mistake) => {
+            assert!(!mistake.message.is_empty() && !mistake.help.is_empty());
+            if let Some(line) = mistake.line {
+                assert!((1..=text.lines().count() + 1).contains(&line));
+            }
+            assert!(!mistake.to_string().contains('\n'), "{mistake}");
+        }
+    }
+}
+
+/// What is accepted is whole: whatever is asked of it has an answer or a reason.
+fn check(catalogue: &Catalogue) {
+    for table in catalogue.tables(None).expect("all tables of a whole catalogue") {
+        for row in &table.rows {
+            assert_eq!(row.len(), table.columns.len());
+        }
+    }
+    for (kind, disk) in catalogue.types.iter().take(TRIED) {
+        for (name, family) in catalogue.families.iter().take(TRIED) {
+            let units = &catalogue.units;
+            let sizes = [disk.size_gb_min, disk.size_gb_max, Some(500.0)];
+            for size in sizes.into_iter().flatten() {
+                let bytes = match disk.size_gb_each {
+                    Some(_) => 0,
+                    None => (size * units.size_bytes as f64) as u64,
+                };
+                let made = Configuration::new(catalogue, kind, bytes, &machine(name, family));
+                if let Ok(configuration) = made {
+                    predict(catalogue, &configuration);
+                }
+            }
+        }
+    }
+}
+
+fn machine(name: &str, family: &Family) -> String {
+    let vcpus = family.vcpus.as_ref().and_then(|all| all.first()).copied().unwrap_or(1);
+    family.machines.first().cloned().unwrap_or_else(|| format!("{name}-standard-{vcpus}"))
+}
+
+fn predict(catalogue: &Catalogue, configuration: &Configuration) {
+    for (block_bytes, read_percent) in [(4096, 100), (16_384, 0), (262_144, 50)] {
+        for depth in [None, Some(8)] {
+            let workload = Workload { depth, ..Workload::random(block_bytes, read_percent) };
+            let Ok(found) = catalogue.predict(configuration, &workload) else { continue };
+            let (total, allowed) = (found.total.iops, found.allowed.iops);
+            assert!(total >= 0.0 && total.is_finite() && allowed.is_finite());
+            assert!(total <= allowed * (1.0 + 1e-9), "{total} of {allowed}");
+            assert!(!found.limits.is_empty());
+        }
+    }
+    let _ = catalogue.ceilings(configuration);
+}
