@@ -89,7 +89,7 @@ fn draining_waits_for_what_was_admitted_alone() {
 /// A connection that was cut leaves its write on its way to the device: it is waited for too.
 #[test]
 fn draining_waits_for_connections_that_were_cut() {
-    in_simulation(1, &async || {
+    in_simulation(1, async || {
         let server = Server::new();
         let mut host = Host::attach(&server, &Options::default()).await;
         server.gate.close();
@@ -116,7 +116,7 @@ fn draining_waits_for_connections_that_were_cut() {
 /// are on.
 #[test]
 fn controllers_have_identifiers_of_their_nodes_range() {
-    in_simulation(1, &async || {
+    in_simulation(1, async || {
         let config = TargetConfig { controller_ids: 100..=102, ..TargetConfig::default() };
         let server = Server::with(config);
         let mut hosts: Vec<Client> = Vec::new();
