@@ -34,6 +34,8 @@ impl Server {
         let mut serve = Command::new(flagstone);
         serve.arg("serve").arg("--volume").arg(volume);
         serve.args(["--listen", "nvme-tcp://127.0.0.1:0", "--listen", "nbd://127.0.0.1:0"]);
+        // A server that really serves may have the default place.
+        serve.args(["--api", "none"]);
         serve.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file);
         let mut running = Running::start(&mut serve)?;
         let output = running.0.stdout.take().expect("stdout is a pipe");

@@ -9,10 +9,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bench_diskspd;
+pub mod bench_fio;
 pub mod catalogue;
 pub mod config;
 mod conversation;
 pub mod fio;
+pub mod http_request;
 pub mod nbd_client;
 pub mod nbd_handshake;
 pub mod nbd_request;

@@ -1,6 +1,7 @@
 //! End-to-end tests: the real `flagstone` program driven by programs that we did not write.
 //!
 //! - [`server`] runs `flagstone serve` on free ports, kills and restarts it.
+//! - [`http`] asks its API, without any client of ours.
 //! - [`load`] runs `flagstone load`, whose verified loads are the judge of what was promised.
 //! - [`process`] reads what `/proc` tells of a process; [`rng`] makes random choices repeatable.
 //! - [`guest`] boots a Linux kernel under QEMU, whose NVMe/TCP host then uses the server.
@@ -16,6 +17,7 @@
 )]
 
 pub mod guest;
+pub mod http;
 pub mod load;
 pub mod process;
 pub mod rng;

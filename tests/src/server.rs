@@ -110,7 +110,7 @@ impl Server {
         let owned = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
         let (volumes, listening) = (owned(volumes), owned(listeners));
         let (arguments, scratch) = (owned(arguments), Scratch::new());
-        let (child, lines) = spawn(&volumes, &listening, &arguments, &log_path(&scratch));
+        let (child, lines) = spawn(&volumes, &listening, &arguments, &scratch);
         let printed = Vec::new();
         let mut server = Self { child, lines, printed, volumes, listening, arguments, scratch };
         server.wait_until_serving();
@@ -169,6 +169,28 @@ impl Server {
         }
     }
 
+    /// The socket of its API, unless `--api` was among the arguments.
+    pub fn api(&self) -> PathBuf {
+        api_path(&self.scratch)
+    }
+
+    /// Reads what it prints until a line begins with `prefix`, and gives the rest of that line.
+    ///
+    /// # Panics
+    /// If no such line comes.
+    pub fn printed_after(&mut self, prefix: &str) -> String {
+        loop {
+            let found = self.printed.iter().find_map(|line| line.strip_prefix(prefix));
+            if let Some(rest) = found {
+                return rest.to_owned();
+            }
+            match self.lines.recv_timeout(SERVER_WAIT) {
+                Ok(line) => self.printed.push(line),
+                Err(error) => panic!("no line {prefix} ({error})\n{}", self.output()),
+            }
+        }
+    }
+
     /// The process, as `/proc` knows it.
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -199,8 +221,7 @@ impl Server {
     pub fn restart(&mut self) {
         self.kill();
         let before = self.listening.clone();
-        (self.child, self.lines) =
-            spawn(&self.volumes, &before, &self.arguments, &log_path(&self.scratch));
+        (self.child, self.lines) = spawn(&self.volumes, &before, &self.arguments, &self.scratch);
         self.wait_until_serving();
         assert_eq!(self.listening, before, "the same addresses as before");
     }
@@ -258,13 +279,19 @@ fn log_path(scratch: &Scratch) -> PathBuf {
     scratch.join("server.log")
 }
 
-/// Starts the program; its standard output comes line by line, its log is appended to `log`.
+fn api_path(scratch: &Scratch) -> PathBuf {
+    scratch.join("api.sock")
+}
+
+/// Starts the program; its standard output comes line by line, its log is appended to a file of
+/// `scratch`, where its API's socket is too.
 fn spawn(
     volumes: &[String],
     listeners: &[String],
     arguments: &[String],
-    log: &Path,
+    scratch: &Scratch,
 ) -> (Child, Receiver<String>) {
+    let log = log_path(scratch);
     let log = OpenOptions::new().create(true).append(true).open(log).expect("a log can be opened");
     let mut command = Command::new(binary());
     command.arg("serve");
@@ -275,6 +302,10 @@ fn spawn(
         command.args(["--listen", listener]);
     }
     command.args(arguments);
+    // Not the place of a server that really serves on this machine.
+    if !arguments.iter().any(|argument| argument == "--api") {
+        command.arg("--api").arg(api_path(scratch));
+    }
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -5,9 +5,13 @@
 //! The server runs on one core, the client on another; both use Flagstone's runtime.
 //!
 //! `floor [--rw read|write] [--block BYTES] [--depth N] [--seconds S] [--rounds N]
-//!        [--device null|memory] [--driver io_uring|threads] [--only floor|target]`
+//!        [--device null|memory|PATH] [--driver io_uring|threads] [--only floor|target|counted]`
 //!
-//! Rounds of both are interleaved, so that a drift of the machine meets both.
+//! `counted` is the target with the layer that counts on the device, as `flagstone serve` has it;
+//! `--only counted` runs it beside the target. A file at PATH is read and written through the page
+//! cache, within its first GiB.
+//!
+//! Rounds of all are interleaved, so that a drift of the machine meets both.
 #![allow(clippy::disallowed_methods, reason = "a program's edge: it starts the two runtimes")]
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,7 +20,8 @@ use std::time::Duration;
 
 use flagstone_benches::exchange::{Exchange, Outcome, drive};
 use flagstone_benches::nvme;
-use flagstone_blockdev::{MemoryDevice, NullDevice, SharedDevice};
+use flagstone_blockdev::{FileDevice, FileOptions, MemoryDevice, NullDevice, SharedDevice};
+use flagstone_control::counted::Counted;
 use flagstone_nvme::Nqn;
 use flagstone_nvmf::target::{self, NamespaceConfig, SubsystemConfig, Target, TargetConfig};
 use flagstone_runtime::net::{Address, Listener, Stream};
@@ -34,7 +39,7 @@ struct Plan {
     depth: usize,
     seconds: u64,
     rounds: usize,
-    memory: bool,
+    device: String,
     only: Option<String>,
     driver: DriverChoice,
 }
@@ -55,7 +60,7 @@ impl Plan {
             depth: 32,
             seconds: 2,
             rounds: 3,
-            memory: false,
+            device: "null".to_owned(),
             only: None,
             driver: DriverChoice::Auto,
         };
@@ -69,7 +74,7 @@ impl Plan {
                 "--depth" => plan.depth = number()? as usize,
                 "--seconds" => plan.seconds = number()?,
                 "--rounds" => plan.rounds = number()? as usize,
-                "--device" => plan.memory = value == "memory",
+                "--device" => plan.device = value,
                 "--only" => plan.only = Some(value),
                 "--driver" if value == "threads" => plan.driver = DriverChoice::Threads,
                 "--driver" => plan.driver = DriverChoice::IoUring,
@@ -80,7 +85,11 @@ impl Plan {
     }
 
     fn runs(&self, what: &str) -> bool {
-        self.only.as_deref().is_none_or(|only| only == what)
+        match self.only.as_deref() {
+            None => what != "counted",
+            Some("counted") => what != "floor",
+            Some(only) => only == what,
+        }
     }
 }
 
@@ -115,11 +124,22 @@ async fn serve_floor(stream: Stream, plan: &Plan) {
     }
 }
 
-fn new_target(plan: &Plan) -> Arc<Target> {
-    let device: SharedDevice = match plan.memory {
-        true => Arc::new(MemoryDevice::new(1 << 30, 4096).expect("a device")),
-        false => Arc::new(NullDevice::new(1 << 40, 4096).expect("a device")),
+fn new_target(plan: &Plan, counted: bool) -> Arc<Target> {
+    let device: SharedDevice = match plan.device.as_str() {
+        "memory" => Arc::new(MemoryDevice::new(1 << 30, 4096).expect("a device")),
+        "null" => Arc::new(NullDevice::new(1 << 40, 4096).expect("a device")),
+        path => {
+            let options = FileOptions {
+                direct: false,
+                exclusive: false,
+                create_bytes: Some(1 << 30),
+                block_bytes: Some(4096),
+                ..FileOptions::default()
+            };
+            FileDevice::open(path, &options).expect("a file")
+        }
     };
+    let device = if counted { Arc::new(Counted::new(device).0) } else { device };
     let target = Target::new(TargetConfig::default()).expect("the default is valid");
     let nqn = Nqn::new(NQN).expect("a name");
     let serial = "floor".to_owned();
@@ -175,12 +195,12 @@ fn floor(plan: &Plan) -> Outcome {
     )
 }
 
-fn fabric(plan: &Plan) -> Outcome {
+fn fabric(plan: &Plan, counted: bool) -> Outcome {
     let server = plan.clone();
     measured(
         plan,
         async move |listener| {
-            let target = new_target(&server);
+            let target = new_target(&server, counted);
             let admin = listener.accept().await.expect("a host");
             spawn_detached(target::serve(target.clone(), admin));
             target::serve(target, listener.accept().await.expect("a host")).await;
@@ -221,18 +241,26 @@ fn main() {
         eprintln!("floor: {error}");
         std::process::exit(2);
     });
-    let (mut floors, mut targets) = (Vec::new(), Vec::new());
+    let (mut floors, mut targets, mut counteds) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..plan.rounds {
         if plan.runs("floor") {
             floors.push(floor(&plan));
         }
         if plan.runs("target") {
-            targets.push(fabric(&plan));
+            targets.push(fabric(&plan, false));
+        }
+        if plan.runs("counted") {
+            counteds.push(fabric(&plan, true));
         }
     }
-    let (floor, target) = (median(floors), median(targets));
+    let (floor, target, counted) = (median(floors), median(targets), median(counteds));
     report("floor", &plan, floor);
     report("target", &plan, target);
+    report("counted", &plan, counted);
+    if let (Some(target), Some(counted)) = (target, counted) {
+        let ratio = counted.per_second / target.per_second;
+        println!("counted is {ratio:.3} of the target");
+    }
     if let (Some(floor), Some(target)) = (floor, target) {
         let ratio = target.per_second / floor.per_second;
         let added = target.latency_us - floor.latency_us;

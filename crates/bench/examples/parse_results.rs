@@ -1,6 +1,7 @@
-//! What reading and comparing many results costs: give it a file of fio's json+ and a number.
+//! What reading, comparing and reporting many results costs: give it a file of fio's json+, a
+//! number and where the report goes.
 //!
-//! `cargo run --release -p flagstone-bench --example parse_results -- FIO.json 1000`
+//! `cargo run --release -p flagstone-bench --example parse_results -- FIO.json 1000 report.html`
 
 use std::path::Path;
 
@@ -9,6 +10,7 @@ use flagstone_bench::fio::output;
 use flagstone_bench::job::Job;
 use flagstone_bench::measurement::Measurement;
 use flagstone_bench::os::{Stopwatch, read_text};
+use flagstone_bench::report::{Report, Run};
 use flagstone_bench::results::Record;
 use flagstone_bench::table::Form;
 use flagstone_bench::target::Target;
@@ -17,6 +19,7 @@ fn main() {
     let mut words = std::env::args().skip(1);
     let path = words.next().expect("a file of fio's json+");
     let count: usize = words.next().map_or(1000, |word| word.parse().expect("a number"));
+    let page = words.next();
     let text = read_text(Path::new(&path), 64 << 20).expect("it can be read");
     let watch = Stopwatch::start();
     let mut records = Vec::new();
@@ -28,6 +31,18 @@ fn main() {
         records.push(Record::new("parse", &job, &target, measured));
     }
     let parsed_s = watch.seconds();
+    if let Some(page) = &page {
+        let run = Run {
+            name: "parse".to_owned(),
+            rounds: records.clone(),
+            records: records.clone(),
+            plan: None,
+            environments: Vec::new(),
+        };
+        let html = Report::new(vec![run]).html();
+        println!("{} bytes of report at {:.2} s", html.len(), watch.seconds());
+        std::fs::write(page, html).expect("it can be written");
+    }
     let comparison = Comparison::of_targets(records);
     let mut tables = comparison.summary().write(Form::Text).len();
     for figure in Figure::ALL {

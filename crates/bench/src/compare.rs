@@ -3,9 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::job::Pattern;
+use crate::nature::Nature;
 use crate::results::Record;
 use crate::stats::{
     Interval, mann_whitney, median, median_interval, median_ratio_interval, noise_percent,
+    shown_percent,
 };
 use crate::table::Table;
 use crate::units::{format_number, format_size};
@@ -69,7 +72,8 @@ pub struct Cell {
 }
 
 impl Cell {
-    fn new(values: Vec<f64>) -> Option<Cell> {
+    /// Of figures; `None` of none.
+    pub(crate) fn new(values: Vec<f64>) -> Option<Cell> {
         Some(Cell {
             median: median(&values)?,
             interval: median_interval(&values),
@@ -94,28 +98,36 @@ impl Cell {
 pub enum Verdict {
     /// They do, with this chance that it is an accident.
     Differs(f64),
-    /// It could not be shown, with this chance.
-    NotShown(f64),
+    /// It could not be shown.
+    NotShown {
+        /// The chance of what was seen between things that do not differ.
+        p: f64,
+        /// The difference, in % of the first, that such repetitions show 4 times of 5.
+        shown_percent: Option<f64>,
+    },
     /// So few repetitions can show nothing.
     TooFew,
 }
 
 impl Verdict {
-    /// Compares two sets of repetitions.
+    /// Compares two sets of repetitions, the second being what the first is compared with.
     pub fn of(a: &[f64], b: &[f64]) -> Verdict {
         match mann_whitney(a, b) {
             None => Verdict::TooFew,
             Some(found) if found.p_least >= SIGNIFICANT => Verdict::TooFew,
             Some(found) if found.p < SIGNIFICANT => Verdict::Differs(found.p),
-            Some(found) => Verdict::NotShown(found.p),
+            Some(found) => Verdict::NotShown { p: found.p, shown_percent: shown_percent(b, a) },
         }
     }
 
-    fn text(self) -> String {
+    pub(crate) fn text(self) -> String {
         match self {
             Verdict::Differs(p) if p < 0.001 => "differs (p < 0.001)".to_owned(),
             Verdict::Differs(p) => format!("differs (p = {p:.3})"),
-            Verdict::NotShown(p) => format!("no difference shown (p = {p:.2})"),
+            Verdict::NotShown { p, shown_percent: Some(percent) } => {
+                format!("no difference shown (p = {p:.2}; {percent:.1} % would be)")
+            }
+            Verdict::NotShown { p, .. } => format!("no difference shown (p = {p:.2})"),
             Verdict::TooFew => "too few repetitions to tell".to_owned(),
         }
     }
@@ -125,16 +137,37 @@ impl Verdict {
 #[derive(Clone, Debug)]
 pub struct Comparison {
     names: Vec<String>,
+    natures: Vec<Nature>,
     jobs: Vec<Row>,
 }
 
+/// A job, and its records on each thing.
 #[derive(Clone, Debug)]
-struct Row {
-    job: String,
-    rw: &'static str,
-    block_bytes: u64,
-    in_flight: u64,
-    records: Vec<Vec<Record>>,
+pub(crate) struct Row {
+    pub(crate) job: String,
+    pub(crate) rw: Pattern,
+    pub(crate) block_bytes: u64,
+    pub(crate) depth: u32,
+    pub(crate) threads: u32,
+    pub(crate) disks: u32,
+    pub(crate) records: Vec<Vec<Record>>,
+}
+
+impl Row {
+    /// Of one disk's threads together.
+    pub(crate) fn in_flight(&self) -> u64 {
+        u64::from(self.depth) * u64::from(self.threads)
+    }
+
+    /// A figure of all repetitions on a thing.
+    pub(crate) fn values(&self, at: usize, figure: Figure) -> Vec<f64> {
+        self.records[at].iter().map(|record| figure.of(record)).collect()
+    }
+
+    /// Its median on a thing.
+    pub(crate) fn median(&self, at: usize, figure: Figure) -> Option<f64> {
+        median(&self.values(at, figure))
+    }
 }
 
 /// A job that became slower.
@@ -153,7 +186,11 @@ pub struct Slower {
 impl Comparison {
     /// Of things with names. Jobs stand in the order in which they are first met.
     pub fn new(things: Vec<(String, Vec<Record>)>) -> Comparison {
-        let names = things.iter().map(|(name, _)| name.clone()).collect();
+        let nature =
+            |of: &[Record]| of.iter().map(|record| record.nature).max().unwrap_or_default();
+        let natures: Vec<Nature> = things.iter().map(|(_, records)| nature(records)).collect();
+        let named = things.iter().zip(&natures);
+        let names = named.map(|((name, _), of)| format!("{name}{}", of.suffix())).collect();
         let mut places: BTreeMap<String, usize> = BTreeMap::new();
         let mut jobs: Vec<Row> = Vec::new();
         let count = things.len();
@@ -162,9 +199,11 @@ impl Comparison {
                 let place = *places.entry(record.job.clone()).or_insert_with(|| {
                     jobs.push(Row {
                         job: record.job.clone(),
-                        rw: record.rw.name(),
+                        rw: record.rw,
                         block_bytes: record.block_bytes,
-                        in_flight: u64::from(record.depth) * u64::from(record.threads),
+                        depth: record.depth,
+                        threads: record.threads,
+                        disks: record.disks,
                         records: vec![Vec::new(); count],
                     });
                     jobs.len() - 1
@@ -172,7 +211,7 @@ impl Comparison {
                 jobs[place].records[at].push(record);
             }
         }
-        Comparison { names, jobs }
+        Comparison { names, natures, jobs }
     }
 
     /// The targets of one campaign, in the order in which they are met.
@@ -187,13 +226,39 @@ impl Comparison {
         Comparison::new(things)
     }
 
-    /// What is compared.
+    /// Of runs with names: the targets of a single one, or else each target of each run, by the
+    /// run's name and, where it has several, its own.
+    pub fn of_runs(mut runs: Vec<(String, Vec<Record>)>) -> Comparison {
+        if runs.len() == 1 {
+            return Comparison::of_targets(runs.remove(0).1);
+        }
+        let mut things: Vec<(String, Vec<Record>)> = Vec::new();
+        for (run, records) in runs {
+            let several = records.iter().any(|record| record.target != records[0].target);
+            for record in records {
+                let name = if several { format!("{run} {}", record.target) } else { run.clone() };
+                match things.iter_mut().find(|(other, _)| *other == name) {
+                    Some((_, list)) => list.push(record),
+                    None => things.push((name, vec![record])),
+                }
+            }
+        }
+        Comparison::new(things)
+    }
+
+    /// What is compared; what is not known to be a real disk is marked.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    fn values(row: &Row, at: usize, figure: Figure) -> Vec<f64> {
-        row.records[at].iter().map(|record| figure.of(record)).collect()
+    /// Whether they are real disks, in the order of the names.
+    pub fn natures(&self) -> &[Nature] {
+        &self.natures
+    }
+
+    /// Jobs in order.
+    pub(crate) fn rows(&self) -> &[Row] {
+        &self.jobs
     }
 
     /// Everything of each job on each thing.
@@ -260,13 +325,13 @@ impl Comparison {
         }
         let mut rows = Vec::new();
         for row in &self.jobs {
-            let first = Self::values(row, 0, figure);
+            let first = row.values(0, figure);
             let base = Cell::new(first.clone());
             let absent = || "-".to_owned();
             let mut cells =
                 vec![row.job.clone(), base.as_ref().map_or_else(absent, |c| c.text(figure))];
             for at in 1..self.names.len() {
-                let values = Self::values(row, at, figure);
+                let values = row.values(at, figure);
                 let cell = Cell::new(values.clone());
                 cells.push(cell.as_ref().map_or_else(absent, |cell| cell.text(figure)));
                 match (&base, &cell) {
@@ -286,10 +351,10 @@ impl Comparison {
         Table { title: format!("{} (median, 95 % confidence)", figure.name()), head, rows }
     }
 
-    /// The published form of a mirror's cost: throughput and latency by size of the write. The
-    /// second thing is the mirror.
-    pub fn overhead(&self) -> Option<Table> {
-        let [plain, mirror] = &self.names[..] else { return None };
+    /// The published form of a mirror's cost: throughput and latency by size of the write, of one
+    /// thing, the mirror, against the first.
+    pub fn overhead(&self, other: usize) -> Option<Table> {
+        let (plain, mirror) = (&self.names[0], self.names.get(other)?);
         let names = [
             "size".to_owned(),
             format!("MB/s, {mirror}"),
@@ -300,29 +365,29 @@ impl Comparison {
             "overhead".to_owned(),
             "verdict".to_owned(),
         ];
-        let mut table =
-            Table { title: "overhead".to_owned(), head: names.into(), rows: Vec::new() };
+        let title = format!("overhead of {mirror} over {plain}");
+        let mut table = Table { title, head: names.into(), rows: Vec::new() };
         for row in &self.jobs {
-            let of = |at, figure| median(&Self::values(row, at, figure));
+            let of = |at, figure| row.median(at, figure);
             let (Some(mirror), Some(plain), Some(mirror_ms), Some(plain_ms)) = (
-                of(1, Figure::Throughput),
+                of(other, Figure::Throughput),
                 of(0, Figure::Throughput),
-                of(1, Figure::Latency),
+                of(other, Figure::Latency),
                 of(0, Figure::Latency),
             ) else {
                 continue;
             };
-            let percent = |figure, other, base| {
-                let found = overhead_percent(figure, other, base);
+            let percent = |figure, with, base| {
+                let found = overhead_percent(figure, with, base);
                 found.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.2} %"))
             };
-            let values = |at| Self::values(row, at, Figure::Throughput);
+            let values = |at| row.values(at, Figure::Throughput);
             table.rows.push(vec![
                 format!(
                     "{} ({}, {} in flight)",
                     format_size(row.block_bytes).to_uppercase(),
                     row.rw,
-                    row.in_flight
+                    row.in_flight()
                 ),
                 format_number(mirror, 2),
                 format_number(plain, 2),
@@ -330,7 +395,7 @@ impl Comparison {
                 format!("{mirror_ms:.3}"),
                 format!("{plain_ms:.3}"),
                 percent(Figure::Latency, mirror_ms, plain_ms),
-                Verdict::of(&values(1), &values(0)).text(),
+                Verdict::of(&values(other), &values(0)).text(),
             ]);
         }
         (!table.rows.is_empty()).then_some(table)
@@ -343,8 +408,7 @@ impl Comparison {
         for row in &self.jobs {
             for at in 1..self.names.len() {
                 for figure in [Figure::Iops, Figure::Latency] {
-                    let (first, values) =
-                        (Self::values(row, 0, figure), Self::values(row, at, figure));
+                    let (first, values) = (row.values(0, figure), row.values(at, figure));
                     let (Some(base), Some(other)) = (median(&first), median(&values)) else {
                         continue;
                     };
@@ -366,10 +430,9 @@ impl Comparison {
     /// Jobs whose repetitions are too few for a verdict against the first.
     pub fn undecidable(&self) -> Vec<String> {
         let few = |row: &&Row| {
-            let first = Self::values(row, 0, Figure::Iops);
-            (1..self.names.len()).any(|at| {
-                Verdict::of(&Self::values(row, at, Figure::Iops), &first) == Verdict::TooFew
-            })
+            let first = row.values(0, Figure::Iops);
+            (1..self.names.len())
+                .any(|at| Verdict::of(&row.values(at, Figure::Iops), &first) == Verdict::TooFew)
         };
         self.jobs.iter().filter(few).map(|row| row.job.clone()).collect()
     }
@@ -388,7 +451,7 @@ fn ratio(cell: &Cell, base: &Cell) -> String {
 
 /// The published overheads: of throughput, what is lost of the first's; of latency, what is more
 /// than the first's, as a share of the longer one.
-fn overhead_percent(figure: Figure, other: f64, base: f64) -> Option<f64> {
+pub(crate) fn overhead_percent(figure: Figure, other: f64, base: f64) -> Option<f64> {
     let (lost, whole) = match figure {
         Figure::Latency => (other - base, other),
         _ => (base - other, base),
@@ -399,7 +462,7 @@ fn overhead_percent(figure: Figure, other: f64, base: f64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{Job, Pattern};
+    use crate::job::Job;
     use crate::measurement::Measurement;
     use crate::target::Target;
 
@@ -411,7 +474,7 @@ mod tests {
             measurement.total.bytes_per_s = mb * 1e6;
             measurement.total.iops = mb * 100.0;
             measurement.total.latency_mean_us = ms * 1e3 / mb;
-            Record::new("s", &job, &target, measurement)
+            Record { nature: Nature::Real, ..Record::new("s", &job, &target, measurement) }
         };
         mb.iter().map(of).collect()
     }
@@ -436,12 +499,37 @@ mod tests {
 
     #[test]
     fn the_published_table() {
-        let table = published().overhead().unwrap();
+        let table = published().overhead(1).unwrap();
         let row = &table.rows[0];
         assert_eq!(row[1..4], ["58.87", "96.80", "39.18 %"]);
         assert_eq!(row[4..7], ["3.183", "1.935", "39.21 %"]);
         assert_eq!(row[7], "differs (p = 0.008)");
         assert!(table.rows[1][7].starts_with("no difference shown"), "{:?}", table.rows[1]);
+    }
+
+    #[test]
+    fn what_is_not_known_to_be_real_is_marked_wherever_its_name_stands() {
+        let mut all = records("plain", "8k", &[1.0], 1.0);
+        for nature in [Nature::Emulated, Nature::Real] {
+            let name = format!("{nature:?}");
+            let marked = records(&name, "8k", &[1.0], 1.0).into_iter();
+            all.extend(marked.map(|record| Record { nature, ..record }));
+        }
+        let found = Comparison::of_targets(all);
+        assert_eq!(found.names(), ["plain", "Emulated [EMULATED]", "Real"]);
+        assert!(found.overhead(1).unwrap().head[1].ends_with("[EMULATED]"));
+        assert!(found.figure(Figure::Iops).head.contains(&found.names()[1]));
+    }
+
+    #[test]
+    fn runs_are_named_where_there_are_several() {
+        let run = |targets: &[&str]| -> Vec<Record> {
+            targets.iter().flat_map(|target| records(target, "8k", &[1.0, 2.0], 1.0)).collect()
+        };
+        let of = |runs| Comparison::of_runs(runs).names().to_vec();
+        assert_eq!(of(vec![("r".to_owned(), run(&["a", "b"]))]), ["a", "b"]);
+        let both = vec![("r".to_owned(), run(&["a"])), ("s".to_owned(), run(&["a", "b"]))];
+        assert_eq!(of(both), ["r", "s a", "s b"]);
     }
 
     #[test]

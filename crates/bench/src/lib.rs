@@ -10,7 +10,8 @@
 //!
 //! Read in this order: [`job`] and [`target`] (what to measure on what), [`suite`] (jobs as data),
 //! [`fio`] (the command line, the program, its output), [`measurement`], [`campaign`], [`results`],
-//! [`compare`]. [`diskspd`] does another program's command lines. [`os`] is the edge where other programs are run.
+//! [`compare`], [`report`]. [`nature`] keeps emulated results from being taken for real ones.
+//! [`diskspd`] does another program's command lines. [`os`] is the edge where other programs are run.
 
 pub mod campaign;
 pub mod compare;
@@ -25,8 +26,12 @@ pub mod histogram;
 pub mod job;
 pub mod limits;
 pub mod measurement;
+pub mod nature;
 pub mod os;
 pub mod precondition;
+pub mod published;
+#[cfg(feature = "report")]
+pub mod report;
 pub mod results;
 pub mod stats;
 pub mod suite;

@@ -24,6 +24,23 @@ pub const SUITE_JOBS: usize = 1000;
 pub const RESULT_LINE_BYTES: usize = 4 << 20;
 /// Bytes of one results file: 10,000 measurements of some 20 kB.
 pub const RESULTS_BYTES: u64 = 256 << 20;
+/// Environments of one results directory that are read: one for each time that it was resumed on
+/// something else.
+pub const ENVIRONMENTS: usize = 100;
+/// Bytes of a server's configuration that are kept with results.
+pub const STACK_BYTES: usize = 64 << 10;
+/// Plots of one report: some 10 kB of SVG each, so that 1,000 results stay below 5 MB.
+pub const REPORT_PLOTS: usize = 120;
+/// Lines in one plot: more cannot be told apart.
+pub const PLOT_LINES: usize = 6;
+/// Groups of bars in one plot.
+pub const PLOT_GROUPS: usize = 8;
+/// Letters below the bars of one plot together: 774 units of 12 high letters, 0.6 as wide as high.
+pub const PLOT_CHARACTERS: usize = 107;
+/// Points of time series in all plots of one report together, at some 12 bytes each.
+pub const REPORT_POINTS: usize = 60_000;
+/// Points of time series in the data of one report, at some 7 bytes each.
+pub const REPORT_DATA_POINTS: usize = 150_000;
 /// Targets of one campaign.
 pub const TARGETS: usize = 64;
 /// Disks that one target joins.

@@ -13,8 +13,9 @@ use crate::campaign::Plan;
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::job::{Job, Pattern};
-use crate::limits::{RESULT_LINE_BYTES, RESULTS_BYTES};
+use crate::limits::{ENVIRONMENTS, RESULT_LINE_BYTES, RESULTS_BYTES};
 use crate::measurement::Measurement;
+use crate::nature::Nature;
 use crate::stats::WINDOW;
 use crate::target::Target;
 
@@ -35,6 +36,9 @@ pub struct Record {
     pub target: String,
     /// Its disks as they were written.
     pub address: String,
+    /// Whether it is a real disk.
+    #[serde(default)]
+    pub nature: Nature,
     /// Which repetition, from 0.
     pub repetition: u32,
     /// When it began, in seconds since 1970.
@@ -86,6 +90,7 @@ impl Record {
             job: job.name.clone(),
             target: target.name.clone(),
             address: target.address(),
+            nature: Nature::default(),
             repetition: 0,
             started_unix_s: 0.0,
             rw: job.pattern,
@@ -185,6 +190,33 @@ impl Store {
             }
         }
         self.write(&name, &text)
+    }
+
+    /// What the measurements were made on, in the order in which it was recorded.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    pub fn environments(&self) -> Result<Vec<Environment>, Error> {
+        let mut found = Vec::new();
+        for at in 1..=ENVIRONMENTS {
+            let name = if at == 1 {
+                "environment.json".to_owned()
+            } else {
+                format!("environment-{at}.json")
+            };
+            let path = self.path(&name);
+            if !path.exists() {
+                break;
+            }
+            let text = crate::os::read_text(&path, RESULT_LINE_BYTES as u64)
+                .map_err(Error::file("cannot read", &path))?;
+            found.push(serde_json::from_str(&text).map_err(|error| Error::Results {
+                path: path.clone(),
+                line: error.line(),
+                detail: error.to_string(),
+            })?);
+        }
+        Ok(found)
     }
 
     /// Keeps what a tool printed; gives the file's name.

@@ -16,6 +16,7 @@ use crate::bench::args::BenchArgs;
 use crate::doctor::DoctorArgs;
 use crate::logging::LogFormat;
 use crate::plan::args::PlanArgs;
+use crate::status::StatusArgs;
 
 /// Version and commit, as `--version` prints them.
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("FLAGSTONE_COMMIT"), ")");
@@ -34,6 +35,8 @@ pub struct Cli {
 pub enum Command {
     /// Serve volumes over NVMe/TCP and NBD until told to stop (SIGTERM, Ctrl-C)
     Serve(ServeArgs),
+    /// Say what a running server serves, to whom, and what goes through it
+    Status(StatusArgs),
     /// Measure a device, or verify it, with our own load generator
     Load(LoadArgs),
     /// Say what is wrong with a configuration, without serving anything
@@ -66,7 +69,7 @@ pub struct CompletionsArgs {
 }
 
 /// Arguments of `flagstone serve`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(group(ArgGroup::new("source").args(["file", "volumes"]).required(true).multiple(true)))]
 pub struct ServeArgs {
     /// The configuration file
@@ -89,6 +92,12 @@ pub struct ServeArgs {
     /// Longest busy wait before an executor sleeps; 0 turns it off
     #[arg(long, value_name = "DURATION")]
     pub spin: Option<String>,
+    /// Unix socket of the control API, which `flagstone status` asks; none for no API
+    #[arg(long, value_name = "PATH")]
+    pub api: Option<String>,
+    /// TCP address that gives metrics to Prometheus; none for no such address
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<String>,
     /// Form of the log on standard error; RUST_LOG says what is in it
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub log: LogFormat,
@@ -107,6 +116,8 @@ impl ServeArgs {
             memory: self.memory.clone(),
             driver: self.driver.clone(),
             spin: self.spin.clone(),
+            api: self.api.clone(),
+            metrics: self.metrics.clone(),
         };
         match &self.file {
             Some(file) => Config::read(file, &arguments),

@@ -4,6 +4,7 @@
 pub mod args;
 pub mod bench;
 pub mod check;
+mod columns;
 pub mod completions;
 pub mod doctor;
 pub mod exit;
@@ -12,3 +13,4 @@ pub mod logging;
 pub mod output;
 pub mod plan;
 pub mod serve;
+pub mod status;

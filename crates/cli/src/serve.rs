@@ -24,7 +24,9 @@ pub fn run(args: &ServeArgs) -> Exit {
         complain(&format!("flagstone: error: {error}\n"));
         return Exit::Usage;
     }
-    let started = run_cores(&runtime_config(&config), || serve(config, announce, || args.config()));
+    let again = args.clone();
+    let reread = move || again.config();
+    let started = run_cores(&runtime_config(&config), || serve(config, announce, reread));
     match flatten(started) {
         Ok(()) => Exit::Success,
         Err(problem) => {

@@ -167,6 +167,7 @@ fn the_documentation_is_what_the_program_takes() {
         ("options of bench run".to_owned(), bench("run")),
         ("options of bench diskspd".to_owned(), bench("diskspd")),
         ("options of bench compare".to_owned(), bench("compare")),
+        ("options of bench report".to_owned(), bench("report")),
         ("options of bench resume".to_owned(), bench("resume")),
         ("options of bench list".to_owned(), bench("list")),
         ("exit codes".to_owned(), exit_codes()),
@@ -178,6 +179,7 @@ fn the_documentation_is_what_the_program_takes() {
         ("options of plan table".to_owned(), plan("table")),
         ("options of plan catalog".to_owned(), plan("catalog")),
         ("options of check".to_owned(), of("check")),
+        ("options of status".to_owned(), of("status")),
         ("options of doctor".to_owned(), of("doctor")),
         ("options of completions".to_owned(), of("completions")),
         (

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use crate::api::Control;
 use crate::config::Config;
 use crate::device_spec::HostPort;
 use crate::listen_spec::ListenSpec;
@@ -19,11 +20,18 @@ pub(crate) struct Served {
 pub(crate) fn announcement(
     config: &Config,
     listeners: &[ListenSpec],
+    control: &Control,
     volumes: &[Served],
 ) -> String {
     let mut text = String::new();
     for listener in listeners {
         let _ = writeln!(text, "listening on {listener}");
+    }
+    if let Some(socket) = &control.socket {
+        let _ = writeln!(text, "API on {}", socket.display());
+    }
+    if let Some(address) = &control.metrics {
+        let _ = writeln!(text, "metrics on http://{address}/metrics");
     }
     for (index, (volume, served)) in config.volumes.iter().zip(volumes).enumerate() {
         let devices: Vec<String> =

@@ -41,7 +41,8 @@ impl Connections {
         Some(Place { id, connections: self.clone() })
     }
 
-    fn count(&self) -> usize {
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).streams.len()
     }
 

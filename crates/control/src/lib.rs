@@ -8,16 +8,22 @@
 //! - [`names`]: NVMe qualified names, UUIDs, serial numbers and volume names, with their rules.
 //! - [`config`]: the configuration file, checked as a whole, with every mistake at its line.
 //! - [`stack`]: opens what a configuration names.
+//! - [`counted`] and [`latency`]: what goes through a volume.
+//! - [`api`]: what the daemon tells and does when asked.
 //! - [`serve`]: the daemon.
 //!
 //! Parsing does no I/O but reading the file itself and catalogues that it names: whether a disk exists or an address is free
 //! is found out when it is opened, not here.
 
 mod announce;
+pub mod api;
+pub mod api_spec;
 pub mod config;
 mod connections;
+pub mod counted;
 pub mod device_spec;
 mod exports;
+pub mod latency;
 pub mod limits;
 pub mod listen_spec;
 pub mod names;

@@ -81,3 +81,6 @@ pub const MIN_DEVICE_BYTES: u64 = 4096;
 
 /// Largest memory or null device: offsets are signed 64-bit in the system calls below.
 pub const MAX_DEVICE_BYTES: u64 = 1 << 62;
+
+/// Volumes that the API tells of before it lets hosts of its core go on: some 30 us each.
+pub const API_BATCH: usize = 8;

@@ -15,26 +15,40 @@ pub(crate) struct Limits {
     pub(crate) own: Vec<Option<Arc<Limiter>>>,
 }
 
+/// What came of reading the configuration again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reloaded {
+    /// Limits whose numbers are others now.
+    pub(crate) limits_changed: usize,
+    /// Something else was changed too, and takes effect at the next start.
+    pub(crate) restart_needed: bool,
+}
+
 impl Limits {
     /// Takes over the numbers of `read` for what runs by `running`, and tells the log what came of
-    /// it. With a mistake anywhere in it, nothing is taken over.
-    pub(crate) fn reload(&self, running: &Config, read: Result<Config, Diagnostics>) {
-        let read = match read {
-            Ok(read) => read,
-            Err(diagnostics) => {
-                let mistakes = diagnostics.render(false);
-                return tracing::error!(
-                    "nothing is changed: the configuration has mistakes\n{mistakes}"
-                );
-            }
-        };
-        let changed = self.apply(running, &read);
+    /// it.
+    ///
+    /// # Errors
+    /// With a mistake anywhere in it, nothing is taken over.
+    pub(crate) fn reload(
+        &self,
+        running: &Config,
+        read: Result<Config, Diagnostics>,
+    ) -> Result<Reloaded, Diagnostics> {
+        let read = read.inspect_err(|diagnostics| {
+            let mistakes = diagnostics.render(false);
+            tracing::error!("nothing is changed: the configuration has mistakes\n{mistakes}");
+        })?;
+        let limits_changed = self.apply(running, &read);
+        let changed = limits_changed;
         tracing::info!(changed, "the configuration was read again: limits have its numbers");
-        if without_numbers(running) != without_numbers(&read) {
+        let restart_needed = without_numbers(running) != without_numbers(&read);
+        if restart_needed {
             tracing::warn!(
                 "what else was changed in the configuration takes effect at the next start"
             );
         }
+        Ok(Reloaded { limits_changed, restart_needed })
     }
 
     /// Lets everything through: a server that ends shall not wait for its limits.
@@ -68,7 +82,7 @@ impl Limits {
 
 fn own_limit(volume: &Volume) -> Option<&Provisioned> {
     volume.layers.iter().find_map(|layer| match layer {
-        Layer::Limit(limit) => Some(limit),
+        Layer::Limit(limit) => Some(&**limit),
         _ => None,
     })
 }
@@ -81,7 +95,7 @@ fn without_numbers(config: &Config) -> Config {
     }
     for layer in config.volumes.iter_mut().flat_map(|volume| &mut volume.layers) {
         if let Layer::Limit(limit) = layer {
-            *limit = Provisioned::default();
+            **limit = Provisioned::default();
         }
     }
     config
@@ -186,8 +200,12 @@ mod tests {
             let limits = open(&running).await;
             let read = Config::parse("f", &(RUNNING.replace("100", "200") + "[limit.x]\n"));
             assert!(read.is_err());
-            limits.reload(&running, read);
+            assert!(limits.reload(&running, read).is_err());
             assert_eq!(limits.shared[0].limit(), running.limits[0].limit.numbers);
+            let read =
+                Config::parse("f", &(RUNNING.replace("100", "200") + "[limit.x]\niops = 1\n"));
+            let expected = Reloaded { limits_changed: 1, restart_needed: true };
+            assert_eq!(limits.reload(&running, read).ok(), Some(expected));
         })
         .unwrap();
     }

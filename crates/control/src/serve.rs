@@ -4,6 +4,7 @@
 //! SIGINT stop the receiving of requests, let those in progress end and their answers go out, flush
 //! every volume, and end the program.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +17,10 @@ use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{CoreHandle, JoinHandle, cores, signal, spawn, time};
 
 use crate::announce::{Served, announcement};
+use crate::api::{self, Reread};
 use crate::config::{Config, Diagnostics, Subsystem};
 use crate::connections::Connections;
+use crate::counted::{Counted, Counters};
 use crate::listen_spec::ListenSpec;
 use crate::reload::Limits;
 use crate::stack::{OpenError, open_limits, open_volume};
@@ -63,27 +66,33 @@ pub enum ServeError {
 }
 
 /// What a server works with while it runs.
-struct Server {
-    config: Config,
-    volumes: Vec<SharedDevice>,
-    limits: Limits,
-    target: Arc<Target>,
-    nvme: Arc<Connections>,
-    nbd: Arc<NbdServer>,
+pub(crate) struct Server {
+    pub(crate) config: Config,
+    pub(crate) volumes: Vec<SharedDevice>,
+    /// What went through the volumes.
+    pub(crate) counters: Vec<Arc<Counters>>,
+    pub(crate) limits: Limits,
+    pub(crate) target: Arc<Target>,
+    pub(crate) nvme: Arc<Connections>,
+    pub(crate) nbd: Arc<NbdServer>,
+    /// What tells this machine from others.
+    pub(crate) machine: Vec<u8>,
+    pub(crate) started: time::Instant,
+    bound: OnceCell<Vec<ListenSpec>>,
     nbd_drain: Drain,
     cores: Vec<CoreHandle>,
 }
 
 /// Serves until the process is told to stop. `announce` is called once, when every address is
-/// served, with what to print. At SIGHUP the configuration is read again, by `reread`, and the
-/// numbers of its limits are taken over; nothing else is.
+/// served, with what to print. At SIGHUP, or when the API is asked to, the configuration is read
+/// again, by `reread`, and the numbers of its limits are taken over; nothing else is.
 ///
 /// # Errors
 /// See [`ServeError`].
 pub async fn serve(
     config: Config,
     announce: impl FnOnce(&str),
-    reread: impl Fn() -> Result<Config, Diagnostics>,
+    reread: impl Fn() -> Result<Config, Diagnostics> + 'static,
 ) -> Result<(), ServeError> {
     signal::catch_termination()?;
     signal::catch_reload()?;
@@ -108,13 +117,18 @@ pub async fn serve(
             _ => nbd.push(spawn(server.nbd.clone().run(listener))),
         }
     }
-    announce(&announcement(&server.config, &bound, &server.served()));
+    let _ = server.bound.set(bound.clone());
+    let reread: Reread = Rc::new(reread);
+    let control = api::start(&server, &reread).await?;
+    announce(&announcement(&server.config, &bound, &control, &server.served()));
     let signal = loop {
         match signal::terminated().await {
-            signal::RELOAD => server.limits.reload(&server.config, reread()),
+            // What came of it is in the log.
+            signal::RELOAD => drop(server.limits.reload(&server.config, reread())),
             signal => break signal,
         }
     };
+    drop(control);
     tracing::info!(signal, "stopping: requests in progress end, no more are taken");
     drop(nvme);
     for socket in bound.iter().filter_map(ListenSpec::socket_path) {
@@ -126,23 +140,45 @@ pub async fn serve(
 async fn open(config: Config) -> Result<Server, ServeError> {
     let mut volumes = Vec::with_capacity(config.volumes.len());
     let mut limits = Limits { shared: open_limits(&config.limits)?, own: Vec::new() };
+    let mut counters = Vec::with_capacity(config.volumes.len());
     for volume in &config.volumes {
         let opened = open_volume(volume, &limits.shared).await?;
-        volumes.push(opened.device);
+        let (counted, counter) = Counted::new(opened.device);
+        volumes.push(Arc::new(counted) as SharedDevice);
+        counters.push(counter);
         limits.own.push(opened.limiter);
     }
-    let target = nvme_target(&config, &volumes)?;
+    let machine = machine_id();
+    let target = nvme_target(&config, &volumes, &machine)?;
     let nbd_drain = Drain::new();
     let nbd = crate::exports::nbd_server(&config, &volumes, nbd_drain.clone())?;
     let (nvme, cores) = (Arc::default(), cores());
-    Ok(Server { config, volumes, limits, target, nvme, nbd, nbd_drain, cores })
+    let (started, bound) = (time::now(), OnceCell::new());
+    Ok(Server {
+        config,
+        volumes,
+        counters,
+        limits,
+        target,
+        nvme,
+        nbd,
+        machine,
+        started,
+        bound,
+        nbd_drain,
+        cores,
+    })
 }
 
 fn unservable(error: impl std::fmt::Display) -> ServeError {
     ServeError::Unservable(error.to_string())
 }
 
-fn nvme_target(config: &Config, volumes: &[SharedDevice]) -> Result<Arc<Target>, ServeError> {
+fn nvme_target(
+    config: &Config,
+    volumes: &[SharedDevice],
+    machine: &[u8],
+) -> Result<Arc<Target>, ServeError> {
     let nvme = &config.server.nvme;
     let default = TargetConfig::default();
     let target = Target::new(TargetConfig {
@@ -161,9 +197,8 @@ fn nvme_target(config: &Config, volumes: &[SharedDevice]) -> Result<Arc<Target>,
         ..default
     })
     .map_err(unservable)?;
-    let machine = machine_id();
     for subsystem in &config.subsystems {
-        add_subsystem(&target, config, subsystem, volumes, &machine)?;
+        add_subsystem(&target, config, subsystem, volumes, machine)?;
     }
     Ok(target)
 }
@@ -204,10 +239,12 @@ fn machine_id() -> Vec<u8> {
 
 /// Binds, waiting a little for an address that is in use: when a server was killed, the kernel
 /// closes its io_uring rings, and with them its sockets, some time after the process has gone.
-async fn bind(address: &Address) -> std::io::Result<Listener> {
+pub(crate) async fn bind(
+    attempt: impl Fn() -> std::io::Result<Listener>,
+) -> std::io::Result<Listener> {
     let begun = time::now();
     loop {
-        match Listener::bind(address) {
+        match attempt() {
             Err(error)
                 if error.kind() == std::io::ErrorKind::AddrInUse
                     && begun.elapsed() < BIND_PATIENCE =>
@@ -224,7 +261,7 @@ async fn listen(spec: &ListenSpec) -> Result<(Listener, ListenSpec), ServeError>
         ListenSpec::NvmeTcp(tcp) | ListenSpec::NbdTcp(tcp) => Address::Tcp(*tcp),
         ListenSpec::NbdUnix(path) => Address::Unix(path.clone()),
     };
-    let listener = bind(&address).await.map_err(|error| {
+    let listener = bind(|| Listener::bind(&address)).await.map_err(|error| {
         let hint = match error.kind() {
             std::io::ErrorKind::AddrInUse => {
                 "; another program serves there: choose another port, or 0 for any"
@@ -248,6 +285,11 @@ async fn listen(spec: &ListenSpec) -> Result<(Listener, ListenSpec), ServeError>
 }
 
 impl Server {
+    /// Where it serves volumes, with the ports that it took.
+    pub(crate) fn bound(&self) -> &[ListenSpec] {
+        self.bound.get().map_or(&[], Vec::as_slice)
+    }
+
     fn served(&self) -> Vec<Served> {
         let geometries = self.volumes.iter().map(|volume| volume.geometry());
         geometries

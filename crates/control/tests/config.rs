@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use flagstone_control::api_spec::ApiSpec;
 use flagstone_control::config::schema::{Kind, SECTIONS};
 use flagstone_control::config::{
     Arguments, Backing, Config, Delay, Driver, Fault, FaultRate, Layer,
@@ -61,6 +62,8 @@ fn mistakes_on_the_command_line_are_all_found() {
         memory: Some("64k".into()),
         driver: Some("aio".into()),
         spin: Some("1h".into()),
+        api: Some("off".into()),
+        metrics: Some("localhost".into()),
     };
     let diagnostics = Config::from_args(&arguments).expect_err("it is broken");
     let path = crate_dir().join("tests/broken/command_line.txt");
@@ -296,11 +299,15 @@ fn limits_are_own_or_shared_and_mix_as_written() {
         write: Some(ServiceTime::constant(us(1000))),
         seed: 7,
     };
-    let layers = [Layer::Limit(own.into()), Layer::SharedLimit(0), Layer::Emulate(emulation)];
+    let layers =
+        [Layer::Limit(Box::new(own.into())), Layer::SharedLimit(0), Layer::Emulate(emulation)];
     assert_eq!(config.volumes[0].layers, layers);
     let mixed = Limit { ios: Budget::shared(3000, 15_000), ..Limit::default() };
     assert_eq!(mixed.ios.mix, Mix::Shared);
-    assert_eq!(config.volumes[1].layers, [Layer::SharedLimit(0), Layer::Limit(mixed.into())]);
+    assert_eq!(
+        config.volumes[1].layers,
+        [Layer::SharedLimit(0), Layer::Limit(Box::new(mixed.into()))]
+    );
 }
 
 #[test]
@@ -343,14 +350,18 @@ fn the_command_line_stands_over_the_file() {
         memory: Some("1GiB".into()),
         driver: Some("threads".into()),
         spin: Some("0".into()),
+        api: Some("none".into()),
+        metrics: Some("127.0.0.1".into()),
     };
-    let text = "[server]\ncores = 1\n[volume.a]\ndevice = \"/a\"\n";
+    let text = "[server]\ncores = 1\napi = \"/a.sock\"\n[volume.a]\ndevice = \"/a\"\n";
     let config = Config::parse_with("f", text, &arguments).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(config.server.cores, Some(3));
     assert_eq!(config.server.memory_bytes, 1 << 30);
     assert_eq!(config.server.driver, Driver::Threads);
     assert_eq!(config.server.spin, Duration::ZERO);
     assert_eq!(config.server.listen.len(), 1);
+    assert_eq!(config.server.api, ApiSpec::None);
+    assert_eq!(config.server.metrics, Some(([127, 0, 0, 1], 9469).into()));
     let names: Vec<_> = config.volumes.iter().map(|volume| volume.name.as_str()).collect();
     assert_eq!(names, ["a", "b"]);
     assert!(matches!(config.volumes[1].backing, Backing::Device(_)));

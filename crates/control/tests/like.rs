@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice as _, SharedDevice};
+use flagstone_blockdev::SharedDevice;
 use flagstone_cloud::{Catalogue, Configuration, PlanError, Workload};
 use flagstone_control::config::{Config, Layer, Provisioned};
 use flagstone_control::stack::open_volume;

@@ -31,4 +31,4 @@ pub mod wire;
 
 pub use client::{ClientOptions, ConnectError, NbdDevice};
 pub use export::{Export, ExportError, Exports};
-pub use server::{Drain, Outcome, Server, ServerOptions};
+pub use server::{Attached, Drain, Outcome, Server, ServerOptions};

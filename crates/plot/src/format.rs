@@ -17,6 +17,8 @@ pub enum Format {
     Gib,
     /// `1.25` is `125 %`.
     Percent,
+    /// A percentile by how rare what lies beyond is: 10 is `90 %`, 1,000 is `99.9 %`.
+    Nines,
 }
 
 impl Format {
@@ -30,6 +32,7 @@ impl Format {
             Format::Gib => scaled(value, 1024.0, &["GiB", "TiB", "PiB", "EiB"], "\u{a0}"),
             Format::Percent => format!("{}\u{a0}%", digits(value * 100.0)),
             Format::Plain => grouped(value),
+            Format::Nines => nines(value),
         }
     }
 }
@@ -61,6 +64,13 @@ fn scaled(value: f64, factor: f64, units: &[&str], gap: &str) -> String {
         unit += 1;
     }
     format!("{}{gap}{}", digits(value), units[unit])
+}
+
+fn nines(value: f64) -> String {
+    let value = value.max(1.0);
+    // 99 % needs no place, 99.9 % one.
+    let places = (value.log10().ceil() as usize).saturating_sub(2);
+    format!("{:.places$}\u{a0}%", 100.0 * (1.0 - 1.0 / value))
 }
 
 fn grouped(value: f64) -> String {
@@ -109,5 +119,10 @@ mod tests {
         assert_eq!(Format::Percent.text(0.0215), "2.15\u{a0}%");
         assert_eq!(Format::Plain.text(1_234_567.0), "1,234,567");
         assert_eq!(Format::Plain.text(0.5), "0.5");
+        let nines = [1.0, 2.0, 10.0, 100.0, 1000.0, 1e5].map(|value| Format::Nines.text(value));
+        assert_eq!(
+            nines.map(|text| text.replace('\u{a0}', " ")),
+            ["0 %", "50 %", "90 %", "99 %", "99.9 %", "99.999 %"]
+        );
     }
 }

@@ -69,6 +69,17 @@ pub fn resolve(host: &str, port: u16) -> io::Result<Vec<Address>> {
     Ok((host, port).to_socket_addrs()?.map(Address::Tcp).collect())
 }
 
+/// Who connected to a Unix socket, as the kernel knew it then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerUser {
+    /// Its effective user; 0 is root.
+    pub user_id: u32,
+    /// Its effective group.
+    pub group_id: u32,
+    /// Its process; `None` when that is of another namespace.
+    pub process_id: Option<u32>,
+}
+
 /// What of a connection to shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
@@ -113,10 +124,23 @@ impl Listener {
     /// # Errors
     /// The system's: address in use, permission, not available.
     pub fn bind(address: &Address) -> io::Result<Listener> {
+        Listener::bind_with(address, false)
+    }
+
+    /// As [`Listener::bind`]; a Unix socket's file is of mode 0600 from the first, so that this
+    /// user and root alone can connect. Simulated files have no modes.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn bind_private(address: &Address) -> io::Result<Listener> {
+        Listener::bind_with(address, true)
+    }
+
+    fn bind_with(address: &Address, private: bool) -> io::Result<Listener> {
         let executor = Executor::current();
         let node = executor.node();
         let mut driver = executor.driver();
-        let (raw, address) = driver.listen(address, node)?;
+        let (raw, address) = driver.listen(address, private, node)?;
         let kind = kind_of(driver.name());
         Ok(Listener { handle: Arc::new(Handle::adopt(raw, kind)), address })
     }
@@ -177,6 +201,11 @@ impl Stream {
     /// The address of this side, as the peer reached it; `None` of Unix sockets.
     pub fn local(&self) -> Option<SocketAddr> {
         Executor::current().driver().local(self.handle.raw())
+    }
+
+    /// Who is at the other end of a Unix socket; `None` of other sockets, and in simulation.
+    pub fn peer_user(&self) -> Option<PeerUser> {
+        Executor::current().driver().peer_user(self.handle.raw())
     }
 
     /// Receives at least one byte into `buf`; 0 when the peer has closed (or `buf` is empty).

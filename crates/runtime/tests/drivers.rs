@@ -395,3 +395,55 @@ fn keep_alive_takes_what_the_system_takes() {
         drop(listener);
     });
 }
+
+#[test]
+fn a_private_socket_is_of_mode_0600_and_tells_who_connects() {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    let dir = tempfile::tempdir().unwrap();
+    on_each_driver(async || {
+        let path = dir.path().join("private.sock");
+        let listener = Listener::bind_private(&Address::Unix(path.clone())).unwrap();
+        let meta = std::fs::metadata(&path).unwrap();
+        assert_eq!(meta.permissions().mode() & 0o777, 0o600);
+        let client = Stream::connect(&Address::Unix(path)).await.unwrap();
+        let accepted = listener.accept().await.unwrap();
+        for stream in [&client, &accepted] {
+            let user = stream.peer_user().unwrap();
+            assert_eq!(user.user_id, meta.uid(), "{user:?}");
+            assert_eq!(user.process_id, Some(std::process::id()), "{user:?}");
+        }
+        let tcp = Listener::bind(&any_port()).unwrap();
+        assert_eq!(Stream::connect(tcp.address()).await.unwrap().peer_user(), None);
+    });
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    on_each_driver(async || {
+        let path = dir.path().join("once.sock");
+        let address = Address::Unix(path.clone());
+        let first = Listener::bind(&address).unwrap();
+        let in_use = |result: std::io::Result<Listener>| result.unwrap_err().kind();
+        assert_eq!(in_use(Listener::bind(&address)), std::io::ErrorKind::AddrInUse);
+        // However many wait to be accepted.
+        let mut waiting = Vec::new();
+        for _ in 0..20 {
+            waiting.push(Stream::connect(&address).await.unwrap());
+        }
+        assert_eq!(in_use(Listener::bind_private(&address)), std::io::ErrorKind::AddrInUse);
+        // A killed server's sockets are closed, and their files stay.
+        drop(first);
+        drop(waiting);
+        assert!(path.exists());
+        let second = Listener::bind_private(&address).unwrap();
+        Stream::connect(&address).await.unwrap();
+        drop(second);
+        // What is no socket is nobody's to remove.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "a file").unwrap();
+        assert_eq!(in_use(Listener::bind(&address)), std::io::ErrorKind::AddrInUse);
+        assert_eq!(std::fs::read(&path).unwrap(), b"a file");
+        std::fs::remove_file(&path).unwrap();
+    });
+}

@@ -7,6 +7,7 @@
 //!
 //! Files `seed-…` in `fuzz/corpus/TARGET` are overwritten; others, found by fuzzing, stay.
 
+mod bench;
 mod nbd;
 mod nvme;
 mod text;
@@ -37,8 +38,11 @@ fn main() -> io::Result<()> {
     nbd::handshakes(&corpus)?;
     nbd::requests(&corpus)?;
     nbd::tampered(&corpus)?;
+    bench::fio(&corpus)?;
+    bench::diskspd(&corpus)?;
     text::configurations(&corpus)?;
     text::catalogues(&corpus)?;
     text::specs(&corpus)?;
-    text::fio_outputs(&corpus)
+    text::fio_outputs(&corpus)?;
+    text::requests(&corpus)
 }

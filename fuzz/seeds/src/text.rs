@@ -91,3 +91,17 @@ pub(crate) fn specs(corpus: &Corpus) -> io::Result<()> {
     }
     Ok(())
 }
+
+/// `http_request`: what clients of the control API send, and mistakes.
+pub(crate) fn requests(corpus: &Corpus) -> io::Result<()> {
+    let requests: [(&str, &[u8]); 7] = [
+        ("get", b"GET /v1/volumes/a%20b?watch=1&x=a+b HTTP/1.1\r\nHost: localhost\r\nUser-Agent: curl/8\r\nAccept: */*\r\n\r\n"),
+        ("post", b"POST /v1/volumes/db/mirror/pause?dry_run HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 13\r\nExpect: 100-continue\r\n\r\n{\"force\":true}"),
+        ("pipelined", b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\nOPTIONS / HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET http://x/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"),
+        ("chunked", b"POST /v1/reload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+        ("two-lengths", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n12"),
+        ("http2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        ("bare-lines", b"\n\nGET /%2f//\xc3 HTTP/1.1\nHost: x\n\n"),
+    ];
+    requests.iter().try_for_each(|(name, bytes)| corpus.put("http_request", name, bytes))
+}

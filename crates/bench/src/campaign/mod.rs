@@ -2,11 +2,14 @@
 
 mod run;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::job::Job;
 use crate::limits::{REPETITIONS, SUITE_JOBS, TARGETS};
+use crate::nature::Origin;
 use crate::results::SCHEMA_VERSION;
 use crate::suite::Suite;
 use crate::target::{Place, Target};
@@ -37,6 +40,9 @@ pub struct Plan {
     pub precondition: bool,
     /// Size of files that have to be made, in bytes.
     pub file_bytes: u64,
+    /// What the user told of disks that cannot be looked into, by how they are written.
+    #[serde(default)]
+    pub origins: BTreeMap<String, Origin>,
     /// Disks whose data may be destroyed. It is never kept: what a disk holds when a run is resumed
     /// is not what the user once agreed to lose.
     #[serde(skip)]
@@ -67,6 +73,7 @@ impl Plan {
             steady_state: suite.steady_state,
             precondition: suite.precondition,
             file_bytes,
+            origins: BTreeMap::new(),
             destroy: Vec::new(),
         }
     }

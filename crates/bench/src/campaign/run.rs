@@ -9,6 +9,7 @@ use crate::fio::Fio;
 use crate::generator::Generator;
 use crate::guard::{self, Verdict};
 use crate::measurement::Measurement;
+use crate::nature::Nature;
 use crate::os::{self, Interrupt};
 use crate::precondition;
 use crate::results::{Record, Store};
@@ -94,9 +95,12 @@ impl Campaign<'_> {
         for (target, verdicts) in self.plan.targets.iter().zip(&verdicts) {
             self.prepare(target, verdicts, watcher)?;
         }
-        self.store.environment(&environment::record(&self.plan.targets, self.fio))?;
+        let environment = environment::record(&self.plan.targets, self.fio);
+        self.store.environment(&environment)?;
+        let of = |target| Nature::of_target(target, &environment, &self.plan.origins);
+        let natures: Vec<Nature> = self.plan.targets.iter().map(of).collect();
         for job in 0..self.plan.jobs.len() {
-            self.run_job(job, &mut done, &mut rounds, watcher)?;
+            self.run_job(job, &natures, (&mut done, &mut rounds), watcher)?;
         }
         Ok(())
     }
@@ -104,8 +108,8 @@ impl Campaign<'_> {
     fn run_job(
         &self,
         job: usize,
-        done: &mut Done,
-        rounds: &mut Rounds,
+        natures: &[Nature],
+        (done, rounds): (&mut Done, &mut Rounds),
         watcher: &mut dyn Watcher,
     ) -> Result<(), Error> {
         let least = self.plan.repetitions;
@@ -119,7 +123,8 @@ impl Campaign<'_> {
                 self.interrupt.check()?;
                 let what = format!("{} on {}, {} of {least}", key.0, key.1, repetition + 1);
                 watcher.begin(&what, self.remaining_s(step, done));
-                let record = self.measure(step, watcher)?;
+                let mut record = self.measure(step, watcher)?;
+                record.nature = natures[step.target];
                 self.store.append(&record)?;
                 watcher.done(&record);
                 rounds.add(&record);

@@ -4,10 +4,12 @@
 
 mod bootstrap;
 mod mann_whitney;
+mod power;
 mod steady;
 
 pub use bootstrap::{Interval, median_interval, median_ratio_interval};
 pub use mann_whitney::{Significance, mann_whitney};
+pub use power::{REPETITIONS_LEAST, shown_deviations, shown_percent};
 pub use steady::{Steady, WINDOW, steady};
 
 /// The median: the mean of the two in the middle of an even number. `None` of nothing.

@@ -24,6 +24,8 @@ pub enum BenchCommand {
     Diskspd(DiskspdArgs),
     /// Put results side by side, with confidence and significance
     Compare(CompareArgs),
+    /// Make a report to look at: one HTML file with tables, plots, commands and the data
+    Report(ReportArgs),
     /// Go on with a run that was interrupted
     Resume(ResumeArgs),
     /// List the suites, and the results in a directory
@@ -62,6 +64,13 @@ pub struct RunArgs {
     /// Form of the tables
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub format: TableForm,
+    /// The configuration file that served volumes come from: kept with the results, which say so
+    /// where a volume emulates a disk
+    #[arg(long, value_name = "FILE")]
+    pub stack: Option<PathBuf>,
+    /// A target that is not a real disk but acts as one: its results say so (repeatable)
+    #[arg(long, value_name = "TARGET")]
+    pub emulated: Vec<String>,
     /// Print fio's job files, and do nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -94,6 +103,21 @@ pub struct CompareArgs {
     /// Form of the tables
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub format: TableForm,
+}
+
+/// Arguments of `flagstone bench report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Results: directories of runs, or files of lines; the first is what the others are compared
+    /// with; a single one's targets are compared with each other
+    #[arg(required = true)]
+    pub results: Vec<PathBuf>,
+    /// The HTML file; `-` is standard output
+    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+    pub output: PathBuf,
+    /// Also write each table as Markdown and CSV, and each plot as SVG and PNG, into this directory
+    #[arg(long, value_name = "DIR")]
+    pub files: Option<PathBuf>,
 }
 
 /// Arguments of `flagstone bench resume`.

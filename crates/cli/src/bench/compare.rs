@@ -1,10 +1,9 @@
 //! `flagstone bench compare`.
 
-use std::path::Path;
-
 use flagstone_bench::Error;
 use flagstone_bench::compare::Comparison;
-use flagstone_bench::results::{self, Record};
+use flagstone_bench::results;
+use flagstone_bench::stats::REPETITIONS_LEAST;
 
 use super::args::CompareArgs;
 use crate::exit::Exit;
@@ -20,8 +19,8 @@ pub(super) fn run(args: &CompareArgs) -> Result<Exit, Error> {
     let few = comparison.undecidable();
     if !few.is_empty() {
         complain(&format!(
-            "flagstone: error: too few repetitions to tell whether it is slower: {} (4 of each or \
-             more are needed)\n",
+            "flagstone: error: too few repetitions to tell whether it is slower: {} ({REPETITIONS_LEAST} of each \
+             or more are needed)\n",
             few.join(", ")
         ));
         return Ok(Exit::Failed);
@@ -40,30 +39,10 @@ pub(super) fn run(args: &CompareArgs) -> Result<Exit, Error> {
 }
 
 fn read(args: &CompareArgs) -> Result<Comparison, Error> {
-    if let [one] = &args.results[..] {
-        return Ok(Comparison::of_targets(results::to_compare(one)?));
-    }
-    let mut things: Vec<(String, Vec<Record>)> = Vec::new();
+    let mut runs = Vec::new();
     for path in &args.results {
-        let records = results::to_compare(path)?;
-        let several = records.iter().any(|record| record.target != records[0].target);
-        for record in records {
-            let name = name(path, several.then_some(record.target.as_str()));
-            match things.iter_mut().find(|(other, _)| *other == name) {
-                Some((_, list)) => list.push(record),
-                None => things.push((name, vec![record])),
-            }
-        }
+        let name = path.display().to_string().trim_end_matches('/').to_owned();
+        runs.push((name, results::to_compare(path)?));
     }
-    Ok(Comparison::new(things))
-}
-
-/// A run by the name of its directory, with the target if it has several.
-fn name(path: &Path, target: Option<&str>) -> String {
-    let run = path.display().to_string();
-    let run = run.trim_end_matches('/').to_owned();
-    match target {
-        Some(target) => format!("{run} {target}"),
-        None => run,
-    }
+    Ok(Comparison::of_runs(runs))
 }

@@ -4,6 +4,8 @@ pub mod args;
 mod compare;
 mod diskspd;
 mod list;
+mod origin;
+mod report;
 mod run;
 mod watch;
 
@@ -11,6 +13,7 @@ use flagstone_bench::Error;
 use flagstone_bench::campaign::Ending;
 use flagstone_bench::compare::Comparison;
 use flagstone_bench::compare::Figure;
+use flagstone_bench::published::by_disks;
 use flagstone_bench::table::{Form, Table};
 
 use self::args::{BenchArgs, BenchCommand};
@@ -24,6 +27,7 @@ pub fn run(args: &BenchArgs) -> Exit {
         BenchCommand::Resume(args) => run::resume(args),
         BenchCommand::Diskspd(args) => diskspd::run(args),
         BenchCommand::Compare(args) => compare::run(args),
+        BenchCommand::Report(args) => report::run(args),
         BenchCommand::List(args) => list::run(args),
     };
     ended.unwrap_or_else(|error| {
@@ -48,7 +52,8 @@ fn tables(comparison: &Comparison, form: Form) -> String {
     let mut all: Vec<Table> = vec![comparison.summary()];
     if comparison.names().len() > 1 {
         all.extend(Figure::ALL.map(|figure| comparison.figure(figure)));
-        all.extend(comparison.overhead());
+        all.extend((1..comparison.names().len()).filter_map(|other| comparison.overhead(other)));
+        all.extend((1..comparison.names().len()).flat_map(|other| by_disks(comparison, other)));
     }
     let texts: Vec<_> = all.iter().map(|table| table.write(form)).collect();
     texts.join("\n")

@@ -3,19 +3,21 @@
 use std::path::PathBuf;
 
 use flagstone_bench::Error;
-use flagstone_bench::campaign::{Campaign, Plan};
+use flagstone_bench::campaign::{Campaign, Plan, Watcher as _};
 use flagstone_bench::compare::Comparison;
 use flagstone_bench::fio::Fio;
 use flagstone_bench::fio::arguments::shell;
 use flagstone_bench::generator::{Generator, arguments};
 use flagstone_bench::os::{Interrupt, unix_seconds};
 use flagstone_bench::results::{Store, settled};
+use flagstone_bench::stats::REPETITIONS_LEAST;
 use flagstone_bench::suite;
 use flagstone_bench::table::Form;
 use flagstone_bench::target::Place;
 use flagstone_bench::units::format_utc;
 
 use super::args::{ResumeArgs, RunArgs};
+use super::origin;
 use super::watch::Watch;
 use super::{exit_of, tables};
 use crate::exit::Exit;
@@ -33,6 +35,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     plan.steady_state |= args.steady_state;
     plan.precondition &= !args.no_precondition;
     plan.destroy.clone_from(&args.destroy_data);
+    plan.origins = origin::told(&plan, args)?;
     plan.check()?;
     let known: Vec<_> =
         plan.targets.iter().flat_map(|target| &target.disks).map(Place::to_string).collect();
@@ -78,6 +81,12 @@ fn measure(
         .map_err(|cause| Error::System { what: "cannot find this program", cause })?;
     let generator = Generator { program };
     let mut watch = Watch::new();
+    if plan.targets.len() > 1 && !plan.steady_state && plan.repetitions < REPETITIONS_LEAST as u32 {
+        watch.note(&format!(
+            "{} repetitions of each can never show that two targets differ: {REPETITIONS_LEAST} or more can",
+            plan.repetitions
+        ));
+    }
     let campaign = Campaign { plan, store, fio, generator: &generator, interrupt };
     let ended = campaign.run(&mut watch);
     watch.clear();
@@ -96,7 +105,11 @@ fn measure(
             let words = ["bench".to_owned(), "resume".to_owned(), directory];
             format!("interrupted; go on with: {}\n", shell("flagstone", &words))
         }
-        _ => format!("results are in {directory}\n"),
+        _ => {
+            let words = ["bench".to_owned(), "report".to_owned(), directory.clone()];
+            let report = shell("flagstone", &words);
+            format!("results are in {directory}; to look at: {report}\n")
+        }
     });
     Ok(if exit == Exit::Success { shown } else { exit })
 }

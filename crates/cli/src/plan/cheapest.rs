@@ -10,10 +10,10 @@ use flagstone_control::units::{parse_block_size, parse_size};
 use serde::Serialize;
 
 use super::args::{CheapestArgs, bytes_per_s, count, decimal};
-use super::columns::{Side, lines};
 use super::paint::Paint;
 use super::predict::list;
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use crate::columns::{Side, lines};
 use crate::exit::Exit;
 use crate::output::print;
 

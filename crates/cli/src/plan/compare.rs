@@ -11,11 +11,11 @@ use flagstone_cloud::{PlanError, Workload, block_text, grouped};
 use flagstone_control::units::parse_size;
 use serde::Serialize;
 
-use super::columns::{Side, lines, wrapped};
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
 use super::several::CompareArgs;
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use crate::columns::{Side, lines, wrapped};
 use crate::exit::Exit;
 use crate::output::{complain, print};
 

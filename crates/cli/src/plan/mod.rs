@@ -3,7 +3,6 @@
 
 pub mod args;
 mod cheapest;
-mod columns;
 mod compare;
 mod curve;
 mod explain;

@@ -7,10 +7,10 @@ use flagstone_cloud::table::{Cell, Table};
 use serde::Serialize;
 
 use super::args::TableArgs;
-use super::columns::{Side, lines};
 use super::paint::Paint;
 use super::predict::{contradictions, list};
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use crate::columns::{Side, lines};
 use crate::exit::Exit;
 use crate::output::print;
 

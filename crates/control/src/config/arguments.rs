@@ -5,6 +5,7 @@ use super::diagnostic::{Located, Place, Report, shown};
 use super::read::driver;
 use super::reader::{count_in_range, size_from_text, time_from_text, word_from_text};
 use super::schema;
+use crate::api_spec::parse_metrics;
 use crate::device_spec::DeviceSpec;
 use crate::names;
 
@@ -23,6 +24,10 @@ pub struct Arguments {
     pub driver: Option<String>,
     /// `--spin DURATION`
     pub spin: Option<String>,
+    /// `--api PATH`
+    pub api: Option<String>,
+    /// `--metrics ADDRESS`
+    pub metrics: Option<String>,
 }
 
 impl Arguments {
@@ -54,6 +59,13 @@ impl Arguments {
         if let Some(text) = &self.spin {
             let parse = |text: &str| time_from_text(text, kind("spin"));
             server.spin = convert("--spin", text, report, parse).map_or(server.spin, |t| t.value);
+        }
+        if let Some(text) = &self.api {
+            server.api = convert("--api", text, report, str::parse).or(server.api.take());
+        }
+        if let Some(text) = &self.metrics {
+            let metrics = convert("--metrics", text, report, parse_metrics);
+            server.metrics = metrics.or(server.metrics.take());
         }
         raw.volumes_mistaken |= !self.volumes.is_empty();
         raw.volumes.extend(self.volumes.iter().filter_map(|text| read_volume(text, report)));

@@ -2,6 +2,7 @@
 //! sizes that have to fit each other. Gives the finished [`Config`] when nothing was wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use flagstone_nbd::limits::MAX_REQUEST_BYTES;
@@ -11,6 +12,7 @@ use super::model::{
     Backing, Config, Driver, Layer, Nbd, Nvme, Provisioned, Server, SharedLimit, Subsystem, Volume,
 };
 use super::reader::suggestion;
+use crate::api_spec::ApiSpec;
 use crate::device_spec::DeviceSpec;
 use crate::limits::MAX_SUGGESTED_NAMES;
 use crate::listen_spec::ListenSpec;
@@ -36,6 +38,8 @@ pub(crate) struct RawServer {
     pub(crate) spin: Duration,
     pub(crate) in_capsule: Located<u64>,
     pub(crate) mdts: Located<u64>,
+    pub(crate) api: Option<Located<ApiSpec>>,
+    pub(crate) metrics: Option<Located<Option<SocketAddr>>>,
     pub(crate) nvme: Nvme,
     pub(crate) nbd: Nbd,
 }
@@ -81,6 +85,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
     }
     let listen = listen_or_default(raw.server.listen.take());
     check_listen(&listen, report);
+    check_control(&raw.server, &listen, report);
     check_sizes(&raw.server, &listen, report);
     for volume in &raw.volumes {
         check_blocks(volume, report);
@@ -129,6 +134,25 @@ fn check_listen(listen: &[Located<ListenSpec>], report: &Report) {
             let related = ("first given at", &first.place);
             report.error_with(&second.place, message, help, related);
         }
+    }
+}
+
+/// The API and the metrics have a place of their own.
+fn check_control(server: &RawServer, listen: &[Located<ListenSpec>], report: &Report) {
+    let taken = |spec: &ListenSpec| listen.iter().find(|other| other.value.collides_with(spec));
+    if let Some(Located { value: Some(address), place }) = &server.metrics
+        && let Some(first) = taken(&ListenSpec::NbdTcp(*address))
+    {
+        let help = "give the metrics a port of their own, such as 9469, or write \"none\"";
+        let related = ("that is at", &first.place);
+        report.error_with(place, format!("volumes are served on {address}"), help, related);
+    }
+    if let Some(Located { value: ApiSpec::Socket(path), place }) = &server.api
+        && let Some(first) = taken(&ListenSpec::NbdUnix(path.clone()))
+    {
+        let help = "give the API a socket of its own, or write \"none\"";
+        let message = format!("volumes are served on {}", path.display());
+        report.error_with(place, message, help, ("that is at", &first.place));
     }
 }
 
@@ -393,6 +417,8 @@ fn finish_server(raw: RawServer, listen: Vec<Located<ListenSpec>>) -> Server {
         memory_bytes: raw.memory.value,
         driver: raw.driver,
         spin: raw.spin,
+        api: raw.api.map(|api| api.value).unwrap_or_default(),
+        metrics: raw.metrics.and_then(|metrics| metrics.value),
         nvme: Nvme { in_capsule_bytes: in_capsule, mdts_bytes: mdts, ..raw.nvme },
         nbd: raw.nbd,
     }

@@ -1,10 +1,12 @@
 //! A configuration that has been checked: what the daemon runs.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use flagstone_cloud::Confidence;
 use flagstone_limit::{EmulationConfig, Limit};
 
+use crate::api_spec::ApiSpec;
 use crate::device_spec::DeviceSpec;
 use crate::listen_spec::ListenSpec;
 use crate::names::Uuid;
@@ -37,6 +39,10 @@ pub struct Server {
     pub driver: Driver,
     /// Longest busy wait before an executor sleeps; zero turns it off.
     pub spin: Duration,
+    /// Where the control API is served.
+    pub api: ApiSpec,
+    /// Where metrics are served over TCP, if at all.
+    pub metrics: Option<SocketAddr>,
     /// What NVMe/TCP hosts are offered.
     pub nvme: Nvme,
     /// What NBD clients are offered.
@@ -117,7 +123,7 @@ pub enum Layer {
     /// Fails requests.
     Fault(Fault),
     /// Lets so much through and no more.
-    Limit(Provisioned),
+    Limit(Box<Provisioned>),
     /// The same, together with other volumes: an index into [`Config::limits`].
     SharedLimit(usize),
     /// Answers as late as a disk of some type.

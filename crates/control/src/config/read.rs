@@ -10,6 +10,7 @@ use super::model::{Delay, Driver, Fault, FaultRate, Layer, Nbd, Nvme};
 use super::performance;
 use super::reader::{Reader, bare, place_of, suggestion};
 use super::schema::{self, Section};
+use crate::api_spec::{ApiSpec, parse_metrics};
 use crate::device_spec::DeviceSpec;
 use crate::limits::{
     MAX_ALLOWED_HOSTS, MAX_LISTEN, MAX_NAMESPACES, MAX_NQN_PREFIX_BYTES, MAX_SHARED_LIMITS,
@@ -123,6 +124,8 @@ fn read_server(reader: &Reader<'_>) -> RawServer {
         spin: reader.time_or_default("spin"),
         in_capsule,
         mdts,
+        api: reader.parsed("api", str::parse::<ApiSpec>),
+        metrics: reader.parsed("metrics", parse_metrics),
         nvme: read_nvme(&nvme),
         nbd: read_nbd(&nbd),
     }
@@ -245,7 +248,9 @@ fn read_layer(
     let layers = match key {
         "delay" => vec![Layer::Delay(read_delay(&reader))],
         "fault" => vec![Layer::Fault(read_fault(&reader))],
-        "limit" => vec![Layer::Limit(performance::read_limit(&reader, title, catalogues))],
+        "limit" => {
+            vec![Layer::Limit(Box::new(performance::read_limit(&reader, title, catalogues)))]
+        }
         _ => {
             let (limit, latency) = performance::read_emulation(&reader, title, catalogues);
             if limit.is_some() && volume.has("limit") {
@@ -254,7 +259,7 @@ fn read_layer(
                 let related = ("the limit is given at", &volume.key_place("limit"));
                 reader.report().error_with(&reader.key_place("like"), message, help, related);
             }
-            let limit = limit.map(Layer::Limit);
+            let limit = limit.map(|limit| Layer::Limit(Box::new(limit)));
             limit.into_iter().chain(latency.map(Layer::Emulate)).collect()
         }
     };

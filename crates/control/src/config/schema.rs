@@ -206,6 +206,18 @@ pub static SERVER: Section = Section {
             "50us",
             "Longest busy wait before an executor sleeps, taken only while it pays. 0 turns it off.",
         ),
+        key(
+            "api",
+            Kind::Text("socket path"),
+            "",
+            "Unix socket of the [control API](api.md), which `flagstone status` asks: a path, or `none`. Its file is of mode 0600. Default: `/run/flagstone/flagstone.sock`, or `flagstone/flagstone.sock` in `$XDG_RUNTIME_DIR` for users who may not write there; a server that cannot have the default warns and goes on without.",
+        ),
+        key(
+            "metrics",
+            Kind::Text("address"),
+            "",
+            "TCP address that gives [metrics](api.md#metrics) to Prometheus, and nothing else: `ADDRESS:PORT`, port 9469 if none is given. Whoever reaches it reads them. Default: none; the API's socket gives them too.",
+        ),
         key("nvme", Kind::Table(&NVME), "", "What NVMe/TCP hosts are offered."),
         key("nbd", Kind::Table(&NBD), "", "What NBD clients are offered."),
     ],

@@ -9,6 +9,7 @@
 //! [`crate::limits`]; a flush is answered when all writes answered before are durable; the end of a
 //! connection, however it comes, waits for its device calls and leaves nothing behind.
 
+mod attached;
 mod connection;
 mod drain;
 mod execute;
@@ -27,6 +28,7 @@ use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::net::{Listener, Stream};
 use flagstone_runtime::{Buf, spawn, task, time};
 
+pub use attached::Attached;
 pub use drain::Drain;
 
 use crate::departures::Departure;
@@ -37,6 +39,7 @@ use crate::links::Hold;
 use crate::session::Session;
 use crate::staging::Staging;
 use crate::wire::request::BadRequestMagic;
+use attached::Roll;
 use connection::Connection;
 use receiver::End;
 use warden::Verdict;
@@ -99,17 +102,24 @@ pub struct Server {
     options: ServerOptions,
     drain: Drain,
     connections: AtomicUsize,
+    attached: Roll,
 }
 
 impl Server {
     /// A server of `exports` that goes down when `drain` begins.
     pub fn new(exports: Arc<Exports>, options: ServerOptions, drain: Drain) -> Arc<Server> {
-        Arc::new(Server { exports, options, drain, connections: AtomicUsize::new(0) })
+        let (connections, attached) = (AtomicUsize::new(0), Roll::default());
+        Arc::new(Server { exports, options, drain, connections, attached })
     }
 
     /// Connections that are served now, on all cores.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
+    }
+
+    /// The clients whose negotiation has ended well, in the order in which it did.
+    pub fn attached(&self) -> Vec<Attached> {
+        self.attached.all()
     }
 
     /// Accepts clients and spreads them over the cores until the drain begins; returns once all
@@ -191,6 +201,8 @@ impl Server {
         hold: Option<Hold>,
         mut staging: Staging,
     ) -> Outcome {
+        let export = session.export.name.clone();
+        let _entry = self.attached.enter(Attached { export, peer: stream.peer() });
         let connection = Rc::new(Connection::new(
             stream,
             session,

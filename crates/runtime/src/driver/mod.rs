@@ -9,7 +9,7 @@ use std::io;
 use std::path::Path;
 
 use crate::fs::{FileInfo, OpenOptions};
-use crate::net::{Address, Direction, KeepAlive};
+use crate::net::{Address, Direction, KeepAlive, PeerUser};
 use crate::op::{Op, OpId, Ops};
 
 /// How long a driver may wait for completions.
@@ -48,14 +48,21 @@ pub(crate) trait Driver {
         options: &OpenOptions,
         node: u32,
     ) -> io::Result<(i32, FileInfo)>;
-    /// Listens; returns the handle and the bound address.
-    fn listen(&mut self, address: &Address, node: u32) -> io::Result<(i32, Address)>;
+    /// Listens; returns the handle and the bound address. With `private` a Unix socket's file is of
+    /// mode 0600.
+    fn listen(&mut self, address: &Address, private: bool, node: u32)
+    -> io::Result<(i32, Address)>;
     /// Makes a socket that can connect to `address`.
     fn socket(&mut self, address: &Address, node: u32) -> io::Result<i32>;
     /// The peer of a connected socket, as text for people.
     fn peer(&mut self, raw: i32) -> String;
     /// The address of a connected TCP socket on this side.
     fn local(&mut self, raw: i32) -> Option<std::net::SocketAddr> {
+        let _ = raw;
+        None
+    }
+    /// Who is at the other end of a Unix socket, where the system tells.
+    fn peer_user(&mut self, raw: i32) -> Option<PeerUser> {
         let _ = raw;
         None
     }

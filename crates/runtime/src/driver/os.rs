@@ -6,10 +6,15 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
 
 use crate::fs::{FileInfo, OpenOptions};
-use crate::net::{Address, Direction, KeepAlive, RawAddress};
+use crate::net::{Address, Direction, KeepAlive, PeerUser, RawAddress};
+
+/// How often to ask for the turn to replace a socket file, and the pause between: 0.2 s in all.
+const TURN_ATTEMPTS: u32 = 100;
+const TURN_PAUSE: Duration = Duration::from_millis(2);
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -93,8 +98,7 @@ fn open_as_asked(path: &Path, options: &OpenOptions) -> io::Result<(std::fs::Fil
 }
 
 fn lock(file: &std::fs::File) -> io::Result<()> {
-    use rustix::fs::FlockOperation::NonBlockingLockExclusive;
-    rustix::fs::flock(file, NonBlockingLockExclusive).map_err(|error| {
+    rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
         if error == rustix::io::Errno::WOULDBLOCK {
             let text = "another program has it locked; stop that program first";
             return io::Error::new(io::ErrorKind::ResourceBusy, text);
@@ -162,16 +166,30 @@ fn block_device_info(file: &std::fs::File, rdev: u64, direct: bool) -> io::Resul
     })
 }
 
-/// Listens on `address`; a free port for port 0.
-pub(crate) fn listen(address: &Address) -> io::Result<(i32, Address)> {
+/// Listens on `address`; a free port for port 0. With `private` a Unix socket's file is of mode
+/// 0600 from the first.
+pub(crate) fn listen(address: &Address, private: bool) -> io::Result<(i32, Address)> {
     let raw = RawAddress::new(address)?;
     let socket = new_socket(address)?;
+    let bind = || {
+        rustix::net::bind(&socket, &raw.storage)?;
+        io::Result::Ok(rustix::net::listen(&socket, BACKLOG)?)
+    };
     match address {
-        Address::Tcp(_) => sockopt::set_socket_reuseaddr(&socket, true)?,
-        Address::Unix(path) => remove_stale_socket(path),
+        Address::Tcp(_) => {
+            sockopt::set_socket_reuseaddr(&socket, true)?;
+            bind()?;
+        }
+        Address::Unix(path) => {
+            if private {
+                // The file gets the mode that the socket has when it is bound (less the umask).
+                rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+            }
+            let _turn = take_turn(path);
+            remove_stale_socket(path);
+            bind()?;
+        }
     }
-    rustix::net::bind(&socket, &raw.storage)?;
-    rustix::net::listen(&socket, BACKLOG)?;
     let bound = match address {
         Address::Tcp(_) => Address::Tcp(rustix::net::getsockname(&socket)?.try_into()?),
         Address::Unix(_) => address.clone(),
@@ -179,12 +197,62 @@ pub(crate) fn listen(address: &Address) -> io::Result<(i32, Address)> {
     Ok((socket.into_raw_fd(), bound))
 }
 
-/// Removes a Unix socket that nobody serves any more, as a killed server leaves it.
+/// Locks the directory of a socket while one is replaced in it: a server that has bound and does
+/// not listen yet would look stale to another that starts beside it. The lock is a courtesy: who
+/// cannot have it soon goes on without.
+fn take_turn(path: &Path) -> Option<OwnedFd> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(parent.unwrap_or(Path::new(".")), flags, Mode::empty()).ok()?;
+    for _ in 0..TURN_ATTEMPTS {
+        match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(folder),
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(TURN_PAUSE),
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
+/// Removes a Unix socket that nobody serves any more, as a killed server leaves it: one that
+/// refuses. Any other error, such as of a queue that is full, is somebody's.
 fn remove_stale_socket(path: &Path) {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
-    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+    if is_socket && connect_now(path) == Err(rustix::io::Errno::CONNREFUSED) {
         let _ = std::fs::remove_file(path);
     }
+}
+
+/// Connects to a Unix socket and hangs up, without waiting for room in its queue.
+fn connect_now(path: &Path) -> rustix::io::Result<()> {
+    let address = rustix::net::SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &address)
+}
+
+/// Who is at the other end of a Unix socket. Not by rustix: its process identifier is never zero,
+/// and the kernel's is, when that process is of another namespace.
+pub(crate) fn peer_user(raw: RawFd) -> Option<PeerUser> {
+    if sockopt::socket_domain(borrow(raw)).ok()? != AddressFamily::UNIX {
+        return None;
+    }
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `found` and `len` are valid places for the call's result, and `len` is the size of
+    // the first.
+    let result = unsafe {
+        libc::getsockopt(
+            raw,
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut len,
+        )
+    };
+    let process_id = u32::try_from(found.pid).ok().filter(|pid| *pid != 0);
+    let whole = result == 0 && len as usize == size_of::<libc::ucred>();
+    whole.then_some(PeerUser { user_id: found.uid, group_id: found.gid, process_id })
 }
 
 fn new_socket(address: &Address) -> io::Result<OwnedFd> {

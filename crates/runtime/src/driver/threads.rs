@@ -15,7 +15,7 @@ use super::{Driver, Wait, os};
 use crate::executor::Shared;
 use crate::fs::{FileInfo, OpenOptions};
 use crate::limits::FILE_WORKERS;
-use crate::net::{Address, Direction, KeepAlive};
+use crate::net::{Address, Direction, KeepAlive, PeerUser};
 use crate::op::{Op, OpId, Ops, PunchMode};
 
 /// A socket operation that waits for readiness.
@@ -212,8 +212,13 @@ impl Driver for Threads {
         os::open(path, options)
     }
 
-    fn listen(&mut self, address: &Address, _node: u32) -> io::Result<(i32, Address)> {
-        let (raw, address) = os::listen(address)?;
+    fn listen(
+        &mut self,
+        address: &Address,
+        private: bool,
+        _node: u32,
+    ) -> io::Result<(i32, Address)> {
+        let (raw, address) = os::listen(address, private)?;
         rustix::io::ioctl_fionbio(os::borrow(raw), true)?;
         Ok((raw, address))
     }
@@ -224,6 +229,10 @@ impl Driver for Threads {
 
     fn peer(&mut self, raw: i32) -> String {
         os::peer(raw)
+    }
+
+    fn peer_user(&mut self, raw: i32) -> Option<PeerUser> {
+        os::peer_user(raw)
     }
 
     fn local(&mut self, raw: i32) -> Option<std::net::SocketAddr> {

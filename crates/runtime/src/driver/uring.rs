@@ -15,7 +15,7 @@ use super::{Driver, Wait, os};
 use crate::executor::Shared;
 use crate::fs::{FileInfo, OpenOptions};
 use crate::limits::{RING_COMPLETIONS, RING_ENTRIES};
-use crate::net::{Address, Direction, KeepAlive};
+use crate::net::{Address, Direction, KeepAlive, PeerUser};
 use crate::op::{Op, OpId, Ops};
 
 const ENTER_GETEVENTS: u32 = 1;
@@ -345,8 +345,13 @@ impl Driver for Uring {
         os::open(path, options)
     }
 
-    fn listen(&mut self, address: &Address, _node: u32) -> io::Result<(i32, Address)> {
-        os::listen(address)
+    fn listen(
+        &mut self,
+        address: &Address,
+        private: bool,
+        _node: u32,
+    ) -> io::Result<(i32, Address)> {
+        os::listen(address, private)
     }
 
     fn socket(&mut self, address: &Address, _node: u32) -> io::Result<i32> {
@@ -355,6 +360,10 @@ impl Driver for Uring {
 
     fn peer(&mut self, raw: i32) -> String {
         os::peer(raw)
+    }
+
+    fn peer_user(&mut self, raw: i32) -> Option<PeerUser> {
+        os::peer_user(raw)
     }
 
     fn local(&mut self, raw: i32) -> Option<std::net::SocketAddr> {

@@ -88,7 +88,12 @@ impl Driver for SimDriver {
         self.state.borrow_mut().open(path, options, node)
     }
 
-    fn listen(&mut self, address: &Address, node: u32) -> io::Result<(i32, Address)> {
+    fn listen(
+        &mut self,
+        address: &Address,
+        _private: bool,
+        node: u32,
+    ) -> io::Result<(i32, Address)> {
         self.state.borrow_mut().listen(address, node)
     }
 

@@ -14,11 +14,11 @@ use flagstone_plot::{Figure, Theme, png};
 use serde::Serialize;
 
 use super::args::{count, printable};
-use super::columns::{Side, lines};
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
 use super::several::CurveArgs;
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use crate::columns::{Side, lines};
 use crate::exit::Exit;
 use crate::output::{complain, print};
 

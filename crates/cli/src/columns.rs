@@ -2,14 +2,14 @@
 
 /// The side on which a column's cells begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(crate) enum Side {
     Left,
     Right,
 }
 
 /// The head, a rule of dashes and the rows, as lines without spaces at their ends. Rows have as many
 /// cells as the head; each column is as wide as its widest cell.
-pub(super) fn lines(head: &[(&str, Side)], rows: &[Vec<String>]) -> Vec<String> {
+pub(crate) fn lines(head: &[(&str, Side)], rows: &[Vec<String>]) -> Vec<String> {
     let widths: Vec<usize> = head
         .iter()
         .enumerate()

@@ -1,0 +1,80 @@
+//! Reads diskspd's command line: options of one token each, then targets.
+//!
+//! A flag that changes the workload and has no counterpart is refused by name; one that only
+//! changes what is reported, or how Windows goes about it, is a warning by name. Only `-` begins a
+//! flag here, as `/` begins a path.
+//!
+//! `flags` reads each by itself, `together` what they mean with each other.
+
+mod flags;
+#[cfg(test)]
+mod tests;
+mod together;
+
+use super::profile::Profile;
+use crate::limits::BLOCK_BYTES;
+
+/// A command line that was understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parsed {
+    /// What it asks for.
+    pub profile: Profile,
+    /// What of it has no counterpart but does not change the workload.
+    pub warnings: Vec<String>,
+}
+
+/// Reads the words after `diskspd`.
+///
+/// # Errors
+/// What is wrong or cannot be honoured, as a sentence that names the flag.
+pub fn parse(words: &[String]) -> Result<Parsed, String> {
+    let flags = words.iter().take_while(|word| word.starts_with('-')).count();
+    let (flags, targets) = words.split_at(flags);
+    let mut reader = Reader::default();
+    reader.profile.command_line = command_line(words);
+    // Sizes in blocks need the block's size, wherever it stands.
+    for flag in flags.iter().filter_map(|flag| flag.strip_prefix("-b")) {
+        reader.profile.block_bytes = reader.size("-b", flag)?;
+    }
+    if !(1..=BLOCK_BYTES).contains(&reader.profile.block_bytes) {
+        return Err("-b: a block is from 1 byte to less than 4 GiB".to_owned());
+    }
+    for flag in flags {
+        reader.flag(flag)?;
+    }
+    for target in targets {
+        reader.target(target)?;
+    }
+    reader.finish()
+}
+
+fn command_line(words: &[String]) -> String {
+    let mut out = "diskspd".to_owned();
+    for word in words {
+        let quoted = word.contains([' ', '\t']);
+        out += &if quoted { format!(" \"{word}\"") } else { format!(" {word}") };
+    }
+    out
+}
+
+/// What was read so far.
+#[derive(Default)]
+struct Reader {
+    profile: Profile,
+    warnings: Vec<String>,
+    threads: Option<u32>,
+    total_threads: Option<u32>,
+    outstanding: Option<u32>,
+    total_outstanding: Option<u32>,
+    burst: Option<u32>,
+    pause_ms: Option<u32>,
+    explicit_affinity: bool,
+    no_affinity: bool,
+    random: Option<Option<u64>>,
+    random_percent: Option<u8>,
+    stride: Option<Option<u64>>,
+    base_length: Option<u64>,
+    highest: Option<u64>,
+    cache_flags: String,
+    flush: bool,
+}

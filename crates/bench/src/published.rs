@@ -1,0 +1,234 @@
+//! The tables of the published experiments, from one's own results and as they were published, so
+//! that both can be read side by side. The first is [`Comparison::overhead`].
+
+use crate::compare::{Comparison, Figure, Row};
+use crate::job::Pattern;
+use crate::table::Table;
+use crate::units::{format_number, format_size};
+
+/// A published table, and where it is from.
+struct Published {
+    /// The suite that measures the same.
+    suite: &'static str,
+    /// What and whose it is.
+    title: &'static str,
+    head: &'static [&'static str],
+    rows: &'static [&'static [&'static str]],
+}
+
+/// What was published.
+const PUBLISHED: [Published; 3] = [
+    Published {
+        suite: "mirror",
+        title: "published: SIOS DataKeeper's synchronous mirror between two zones of Google Cloud, \
+                N2-standard-8, SSD persistent disks of 500 GB",
+        head: &[
+            "write size",
+            "MB/s, mirror",
+            "MB/s, no mirror",
+            "overhead",
+            "average latency ms, mirror",
+            "ms, no mirror",
+            "overhead",
+        ],
+        rows: &[
+            &["64K", "240.01", "240.02", "0.00 %", "6.247", "6.248", "-0.02 %"],
+            &["8K", "58.87", "96.80", "39.18 %", "3.183", "1.935", "39.21 %"],
+            &["4K", "29.34", "37.54", "21.84 %", "3.194", "2.495", "21.88 %"],
+        ],
+    },
+    Published {
+        suite: "fabric",
+        title: "published: MayaScale on Google Cloud, n1-highcpu-16, local NVMe SSDs of 375 GB \
+                against NVMe over TCP, 4 KiB, thousands of IOPS",
+        head: &[
+            "disks",
+            "randwrite, local",
+            "randwrite, NVMe/TCP",
+            "of local",
+            "randread, local",
+            "randread, NVMe/TCP",
+            "of local",
+        ],
+        rows: &[
+            &["1", "100", "100", "100 %", "180", "180", "100 %"],
+            &["2", "200", "199", "100 %", "360", "360", "100 %"],
+            &["3", "299", "299", "100 %", "522", "413", "79 %"],
+            &["4", "398", "368", "92 %", "659", "384", "58 %"],
+        ],
+    },
+    Published {
+        suite: "provisioned-iops",
+        title: "published: NetApp's walk-through, standard persistent disks; it calls both \"as \
+                expected\"",
+        head: &["size, GB", "IOPS", "0.75 IOPS a GB", "measured over that"],
+        rows: &[&["200", "309", "150", "2.06"], &["600", "745", "450", "1.66"]],
+    },
+];
+
+/// What was published of what a suite measures.
+pub fn published(suite: &str) -> Option<Table> {
+    let found = PUBLISHED.iter().find(|published| published.suite == suite)?;
+    let mut table = Table::new(found.title, found.head);
+    let cells = |row: &&[&str]| row.iter().map(|cell| (*cell).to_owned()).collect();
+    table.rows = found.rows.iter().map(cells).collect();
+    Some(table)
+}
+
+/// Local against fabric, by the number of disks: a table for each block size and depth that was
+/// measured on several numbers of disks.
+pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
+    let Some(name) = comparison.names().get(other) else { return Vec::new() };
+    let first = &comparison.names()[0];
+    let key = |row: &Row| (row.block_bytes, row.depth, row.threads);
+    let mut tables = Vec::new();
+    let mut seen = Vec::new();
+    for row in comparison.rows() {
+        if seen.contains(&key(row)) {
+            continue;
+        }
+        seen.push(key(row));
+        let same: Vec<&Row> = comparison.rows().iter().filter(|r| key(r) == key(row)).collect();
+        let mut disks: Vec<u32> = same.iter().map(|row| row.disks).collect();
+        disks.sort_unstable();
+        disks.dedup();
+        let mut patterns: Vec<Pattern> = same.iter().map(|row| row.rw).collect();
+        // Writes stand first, as published.
+        patterns.sort_unstable_by_key(|pattern| std::cmp::Reverse(*pattern));
+        patterns.dedup();
+        if disks.len() < 2 {
+            continue;
+        }
+        let title = format!(
+            "thousands of IOPS by disks: {}, {} in flight on each disk",
+            format_size(row.block_bytes),
+            row.in_flight()
+        );
+        let mut table = Table { title, head: vec!["disks".to_owned()], rows: Vec::new() };
+        for pattern in &patterns {
+            table.head.push(format!("{pattern}, {first}"));
+            table.head.push(format!("{pattern}, {name}"));
+            table.head.push("of the first".to_owned());
+        }
+        for count in disks {
+            let mut cells = vec![count.to_string()];
+            for pattern in &patterns {
+                let found = same.iter().find(|row| (row.disks, row.rw) == (count, *pattern));
+                cells.extend(thousands(found.copied(), other));
+            }
+            table.rows.push(cells);
+        }
+        tables.push(table);
+    }
+    tables
+}
+
+fn thousands(row: Option<&Row>, other: usize) -> [String; 3] {
+    let iops = |at| row.and_then(|row| row.median(at, Figure::Iops));
+    let text = |value: Option<f64>| {
+        value.map_or_else(|| "-".to_owned(), |value| format_number(value / 1e3, 1))
+    };
+    let (first, other) = (iops(0), iops(other));
+    let share = match (first, other) {
+        (Some(first), Some(other)) if first > 0.0 => format!("{:.0} %", 100.0 * other / first),
+        _ => "-".to_owned(),
+    };
+    [text(first), text(other), share]
+}
+
+/// IOPS by the size of the disk: `gb` is each thing's size in GB (10^9 bytes), where it is known.
+/// The formula is a standard persistent disk's, as in the published walk-through.
+pub fn by_size(comparison: &Comparison, gb: &[Option<f64>]) -> Option<Table> {
+    let head =
+        ["on", "job", "size, GB", "IOPS", "IOPS a GB", "0.75 IOPS a GB", "measured over that"];
+    let mut table =
+        Table::new("IOPS by size (0.75 IOPS a GB is a standard persistent disk's)", &head);
+    for row in comparison.rows() {
+        for (at, name) in comparison.names().iter().enumerate() {
+            let size = gb.get(at).copied().flatten().filter(|gb| *gb > 0.0);
+            let (Some(gb), Some(iops)) = (size, row.median(at, Figure::Iops)) else { continue };
+            table.rows.push(vec![
+                name.clone(),
+                row.job.clone(),
+                format_number(gb, if gb < 10.0 { 2 } else { 0 }),
+                format_number(iops, 0),
+                format!("{:.2}", iops / gb),
+                format_number(0.75 * gb, 0),
+                format!("{:.2}", iops / (0.75 * gb)),
+            ]);
+        }
+    }
+    (!table.rows.is_empty()).then_some(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Job;
+    use crate::measurement::Measurement;
+    use crate::nature::Nature;
+    use crate::results::Record;
+    use crate::suite;
+    use crate::target::Target;
+
+    fn record(target: &str, pattern: Pattern, disks: u32, iops: f64) -> Record {
+        let target: Target = format!("{target}=/a,/b,/c,/d").parse().unwrap();
+        let name = format!("{pattern}-x{disks}");
+        let job = Job { name, pattern, disks, depth: 32, ..Job::default() };
+        let mut measurement = Measurement::default();
+        measurement.total.iops = iops;
+        Record { nature: Nature::Real, ..Record::new("fabric", &job, &target, measurement) }
+    }
+
+    #[test]
+    fn the_published_table_of_a_fabric() {
+        let mut all = Vec::new();
+        let measured = [
+            (1, [100e3, 100e3, 180e3, 180e3]),
+            (2, [200e3, 199e3, 360e3, 360e3]),
+            (3, [299e3, 299e3, 522e3, 413e3]),
+            (4, [398e3, 368e3, 659e3, 384e3]),
+        ];
+        for (disks, [write, write_tcp, read, read_tcp]) in measured {
+            all.push(record("local", Pattern::RandWrite, disks, write));
+            all.push(record("NVMe/TCP", Pattern::RandWrite, disks, write_tcp));
+            all.push(record("local", Pattern::RandRead, disks, read));
+            all.push(record("NVMe/TCP", Pattern::RandRead, disks, read_tcp));
+        }
+        let comparison = Comparison::of_targets(all);
+        let [table] = &by_disks(&comparison, 1)[..] else { panic!("one block size and depth") };
+        let theirs = published("fabric").unwrap();
+        assert_eq!(table.rows.len(), theirs.rows.len());
+        for (ours, theirs) in table.rows.iter().zip(&theirs.rows) {
+            for (mine, published) in ours.iter().zip(theirs) {
+                assert_eq!(mine.trim_end_matches(".0"), published);
+            }
+        }
+    }
+
+    #[test]
+    fn the_published_table_of_sizes() {
+        let mut all = vec![record("small", Pattern::RandRead, 1, 309.0)];
+        all.push(record("large", Pattern::RandRead, 1, 745.0));
+        let comparison = Comparison::of_targets(all);
+        let table = by_size(&comparison, &[Some(200.0), Some(600.0)]).unwrap();
+        for (ours, theirs) in table.rows.iter().zip(published("provisioned-iops").unwrap().rows) {
+            assert_eq!(
+                [&ours[2], &ours[3], &ours[5], &ours[6]],
+                [&theirs[0], &theirs[1], &theirs[2], &theirs[3]]
+            );
+        }
+        assert_eq!(by_size(&comparison, &[None, None]), None);
+    }
+
+    #[test]
+    fn each_is_of_a_suite_that_is_there() {
+        for one in &PUBLISHED {
+            assert!(
+                suite::find(one.suite).is_ok()
+                    && one.rows.iter().all(|r| r.len() == one.head.len())
+            );
+        }
+        assert_eq!(published("quick"), None);
+    }
+}

@@ -1,0 +1,149 @@
+//! A report to look at: one HTML file with tables, plots, the environment, the commands and the
+//! data; and each table and plot as a file of its own.
+//!
+//! What it promises: the file needs nothing from outside and runs no script; what is not known to
+//! be a real disk says so beside its name in every table and plot, in a notice above all, and in
+//! the file of each plot; what stands in results, which anyone may have written, is text and never
+//! markup; and the report of 1,000 results stays below 5 MB.
+//!
+//! [`Run`] reads, [`Report`] gathers, `plots` and `tables` show, `page` writes the HTML and [`files`]
+//! the rest.
+
+mod data;
+mod files;
+mod html;
+mod page;
+mod plots;
+mod repeat;
+mod tables;
+
+use std::path::Path;
+
+use flagstone_plot::Figure as Picture;
+
+use crate::campaign::Plan;
+use crate::compare::Comparison;
+use crate::environment::Environment;
+use crate::error::Error;
+use crate::nature::Nature;
+use crate::results::{self, Record, Store};
+use crate::table::Table;
+
+/// One run, as it was read.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// What the report calls it.
+    pub name: String,
+    /// Every measurement, also rounds that were not steady yet.
+    pub rounds: Vec<Record>,
+    /// Those that are results.
+    pub records: Vec<Record>,
+    /// What was to be done, if it is a directory of a run.
+    pub plan: Option<Plan>,
+    /// What it was done on.
+    pub environments: Vec<Environment>,
+}
+
+impl Run {
+    /// Reads a directory of a run, or a file of lines.
+    ///
+    /// # Errors
+    /// What cannot be read, with its place.
+    pub fn read(path: &Path) -> Result<Run, Error> {
+        let name = path.display().to_string().trim_end_matches('/').to_owned();
+        let rounds = results::read(path)?;
+        if !path.join("campaign.json").exists() {
+            return Ok(Run {
+                name,
+                records: rounds.clone(),
+                rounds,
+                plan: None,
+                environments: Vec::new(),
+            });
+        }
+        let (store, plan) = Store::open(path)?;
+        let records = results::settled(rounds.clone(), &plan);
+        let environments = store.environments()?;
+        Ok(Run { name, rounds, records, plan: Some(plan), environments })
+    }
+}
+
+/// A picture with the name of its files.
+#[derive(Clone, Debug)]
+pub(crate) struct Plot {
+    /// Lower-case letters, digits and `-`.
+    pub(crate) id: String,
+    /// What is drawn.
+    pub(crate) picture: Picture,
+}
+
+/// A table with the name of its files.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    /// Lower-case letters, digits and `-`.
+    pub(crate) id: String,
+    /// What it says.
+    pub(crate) table: Table,
+}
+
+/// All that a report shows.
+#[derive(Debug)]
+pub struct Report {
+    runs: Vec<Run>,
+    title: String,
+    comparison: Comparison,
+    tables: Vec<Named>,
+    plots: Vec<Plot>,
+    /// Plots that were left out, as there were too many.
+    plots_left_out: usize,
+}
+
+impl Report {
+    /// Of one run, whose targets are put side by side, or of several. There is at least one.
+    pub fn new(runs: Vec<Run>) -> Report {
+        let title = title(&runs);
+        let named = runs.iter().map(|run| (run.name.clone(), run.records.clone())).collect();
+        let comparison = Comparison::of_runs(named);
+        let tables = tables::all(&runs, &comparison);
+        let mut plots = plots::all(&runs, &comparison);
+        let plots_left_out = plots.len().saturating_sub(crate::limits::REPORT_PLOTS);
+        plots.truncate(crate::limits::REPORT_PLOTS);
+        Report { runs, title, comparison, tables, plots, plots_left_out }
+    }
+
+    /// What is compared, and what is not known to be real, as one sentence for each.
+    fn warnings(&self) -> Vec<(Nature, String)> {
+        let things = self.comparison.names().iter().zip(self.comparison.natures());
+        let of = |(name, nature): (&String, &Nature)| {
+            let bare = name.strip_suffix(nature.suffix()).unwrap_or(name);
+            Some((*nature, format!("{bare} is {}", nature.warning()?)))
+        };
+        things.filter_map(of).collect()
+    }
+}
+
+/// The suites' titles, or their names where no plan tells more.
+fn title(runs: &[Run]) -> String {
+    let mut titles: Vec<String> = Vec::new();
+    for run in runs {
+        let suite = run.records.first().map(|record| record.suite.clone()).unwrap_or_default();
+        let title = run.plan.as_ref().map_or(suite, |plan| plan.title.clone());
+        if !titles.contains(&title) {
+            titles.push(title);
+        }
+    }
+    titles.join("; ")
+}
+
+/// A name of files and links: what is not plain becomes `-`.
+fn slug(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars().take(80) {
+        match c {
+            c if c.is_ascii_alphanumeric() => out.push(c.to_ascii_lowercase()),
+            _ if !out.is_empty() && !out.ends_with('-') => out.push('-'),
+            _ => {}
+        }
+    }
+    out.trim_end_matches('-').to_owned()
+}

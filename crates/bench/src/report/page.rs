@@ -1,0 +1,415 @@
+//! The page: a section after the other, the answer first.
+
+use std::collections::BTreeMap;
+
+use flagstone_plot::Theme;
+
+use super::html::{Writer, json_in_script};
+use super::{Report, Run, data, repeat};
+use crate::campaign::Plan;
+use crate::compare::{Figure, SIGNIFICANT, Verdict};
+use crate::environment::{Disk, Environment};
+use crate::nature::Nature;
+use crate::stats::{noise_percent, shown_deviations};
+use crate::table::Table;
+use crate::units::{format_number, format_seconds, format_utc};
+
+/// How the page looks: in the page itself, as it needs nothing from outside.
+const STYLE: &str = include_str!("style.css");
+/// Noise from which on it is said before all numbers, in %.
+const NOISY_PERCENT: f64 = 10.0;
+/// Differences that are listed before the tables.
+const FINDINGS: usize = 12;
+/// The sections: where they are and what they are called.
+const SECTIONS: [(&str, &str); 6] = [
+    ("results", "Results"),
+    ("plots", "Plots"),
+    ("method", "How it was measured"),
+    ("environment", "Environment"),
+    ("commands", "Commands to repeat it"),
+    ("raw", "Data"),
+];
+
+impl Report {
+    /// The report as one HTML document.
+    pub fn html(&self) -> String {
+        let mut out = Writer::default();
+        out.raw("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+        out.raw("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
+        out.raw("<meta name=\"color-scheme\" content=\"light dark\">\n");
+        out.element("title", &format!("{} - flagstone bench", self.title));
+        out.raw(&format!("\n<style>\n{STYLE}</style>\n</head>\n<body>\n"));
+        self.header(&mut out);
+        out.raw("<main>\n");
+        self.results(&mut out);
+        self.pictures(&mut out);
+        self.method(&mut out);
+        self.environment(&mut out);
+        self.commands(&mut out);
+        self.data(&mut out);
+        out.raw("</main>\n<footer>");
+        out.element("p", &format!("Made by flagstone bench {}.", env!("CARGO_PKG_VERSION")));
+        out.raw("</footer>\n</body>\n</html>\n");
+        out.finish()
+    }
+
+    fn header(&self, out: &mut Writer) {
+        out.raw("<header>\n");
+        out.element("h1", &self.title);
+        let names = self.comparison.names().join(", ");
+        out.element("p class=\"about\"", &format!("{names}{}", self.when()));
+        let warnings = self.warnings();
+        if !warnings.is_empty() {
+            out.raw("<div class=\"notice\" role=\"note\">");
+            let false_disk = warnings.iter().any(|(nature, _)| *nature >= Nature::Memory);
+            let head =
+                if false_disk { "Not only real disks." } else { "Not known to be real disks." };
+            out.raw("<p>");
+            out.element("strong", head);
+            out.raw("</p>");
+            warnings.iter().for_each(|(_, text)| out.element("p", &format!("{text}.")));
+            out.raw("</div>\n");
+        }
+        out.raw("<nav aria-label=\"Sections\"><ul>");
+        for (id, name) in SECTIONS {
+            out.raw("<li>");
+            out.element(&format!("a href=\"#{id}\""), name);
+            out.raw("</li>");
+        }
+        out.raw("</ul></nav>\n</header>\n");
+    }
+
+    /// When it was measured.
+    fn when(&self) -> String {
+        let all = self.runs.iter().flat_map(|run| &run.records).map(|record| record.started_unix_s);
+        let (first, last) = all
+            .fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), at| (low.min(at), high.max(at)));
+        if first <= 0.0 || !first.is_finite() {
+            return String::new();
+        }
+        let (first, last) = (date(first), date(last));
+        if first == last { format!("; {first} UTC") } else { format!("; {first} to {last} UTC") }
+    }
+
+    fn results(&self, out: &mut Writer) {
+        section(out, 0);
+        let findings = self.findings();
+        if !findings.is_empty() {
+            out.raw("<ul>");
+            findings.iter().for_each(|text| out.element("li", text));
+            out.raw("</ul>\n");
+        }
+        self.tables.iter().for_each(|named| out.table(&named.id, &named.table));
+        out.raw("</section>\n");
+    }
+
+    /// What a reader has to know before the tables: differences, and what is noisy.
+    fn findings(&self) -> Vec<String> {
+        let (mut found, mut not_shown, mut few) = (Vec::new(), Vec::new(), Vec::new());
+        let names = self.comparison.names();
+        for row in self.comparison.rows() {
+            for (at, name) in names.iter().enumerate().skip(1) {
+                let (first, values) = (row.values(0, Figure::Iops), row.values(at, Figure::Iops));
+                if first.is_empty() || values.is_empty() {
+                    continue;
+                }
+                match Verdict::of(&values, &first) {
+                    Verdict::Differs(_) => found.push(self.difference(row, at, name)),
+                    Verdict::NotShown { .. } => not_shown.push(format!("{} on {name}", row.job)),
+                    Verdict::TooFew => few.push(format!("{} on {name}", row.job)),
+                }
+            }
+        }
+        let more = found.len().saturating_sub(FINDINGS);
+        found.truncate(FINDINGS);
+        if more > 0 {
+            found.push(format!("{more} more differences: see the tables."));
+        }
+        if !not_shown.is_empty() {
+            found.push(format!("No difference shown in IOPS: {}.", listed(not_shown)));
+        }
+        if !few.is_empty() {
+            found.push(format!("Too few repetitions to tell: {}.", listed(few)));
+        }
+        found.extend(self.noisy());
+        found
+    }
+
+    fn difference(&self, row: &crate::compare::Row, at: usize, name: &str) -> String {
+        let change = |figure| {
+            let (base, other) = (row.median(0, figure)?, row.median(at, figure)?);
+            (base > 0.0).then(|| 100.0 * (other - base) / base)
+        };
+        let word = |change: Option<f64>, more: &str, less: &str| match change {
+            Some(change) if change < 0.0 => format!("{:.1} % {less}", -change),
+            Some(change) => format!("{change:.1} % {more}"),
+            None => "an unknown change".to_owned(),
+        };
+        format!(
+            "{} on {name}: {} IOPS and {} mean latency than on {}.",
+            row.job,
+            word(change(Figure::Iops), "more", "fewer"),
+            word(change(Figure::Latency), "longer", "shorter"),
+            self.comparison.names()[0]
+        )
+    }
+
+    fn noisy(&self) -> Option<String> {
+        let mut noisy = Vec::new();
+        for row in self.comparison.rows() {
+            for (at, name) in self.comparison.names().iter().enumerate() {
+                let noise = noise_percent(&row.values(at, Figure::Iops)).unwrap_or(0.0);
+                if noise > NOISY_PERCENT {
+                    noisy.push(format!("{} on {name} ({noise:.0} %)", row.job));
+                }
+            }
+        }
+        (!noisy.is_empty()).then(|| {
+            format!("Noisy, over {NOISY_PERCENT} % between repetitions: {}.", listed(noisy))
+        })
+    }
+
+    fn pictures(&self, out: &mut Writer) {
+        section(out, 1);
+        if self.plots_left_out > 0 {
+            let text = format!(
+                "{} plots were left out, as there are too many; the data has what they would show.",
+                self.plots_left_out
+            );
+            out.element("p", &text);
+        }
+        out.raw("<div class=\"plots\">\n");
+        for plot in &self.plots {
+            out.raw(&format!("<figure id=\"plot-{}\">", super::slug(&plot.id)));
+            out.raw(plot.picture.svg(Theme::Auto).trim_end());
+            out.raw("</figure>\n");
+        }
+        out.raw("</div>\n</section>\n");
+    }
+
+    fn method(&self, out: &mut Writer) {
+        section(out, 2);
+        for run in &self.runs {
+            if self.runs.len() > 1 {
+                out.element("h3", &run.name);
+            }
+            match &run.plan {
+                Some(plan) => method_of(out, plan),
+                None => out.element("p", "It is a file of results, which does not tell."),
+            }
+        }
+        if self.comparison.names().len() > 1 {
+            self.statistics(out);
+        }
+        out.raw("</section>\n");
+    }
+
+    /// What the verdicts are worth.
+    fn statistics(&self, out: &mut Writer) {
+        let rows = self.comparison.rows();
+        let least = rows.iter().flat_map(|row| row.records.iter().map(Vec::len)).min().unwrap_or(0);
+        let power = match shown_deviations(least) {
+            Some(deviations) => format!(
+                "With {least} repetitions a difference of {deviations:.1} standard deviations of one \
+                 side is shown 4 times of 5; what that is in % of the first stands beside each \
+                 \"no difference shown\"."
+            ),
+            None => format!("{least} repetitions can show no difference at all; 4 of each can."),
+        };
+        let count = rows.len() * (self.comparison.names().len() - 1);
+        let accidents = count as f64 * SIGNIFICANT;
+        let text = format!(
+            "Medians, with 95 % confidence by the bootstrap. \"Differs\" is Mann and Whitney's rank \
+             test, two-sided, at {:.0} %: of {count} comparisons of things that are the same, some \
+             {accidents:.1} differ by accident. {power}",
+            SIGNIFICANT * 100.0
+        );
+        out.element("p", &text);
+    }
+
+    fn environment(&self, out: &mut Writer) {
+        section(out, 3);
+        for (at, run) in self.runs.iter().enumerate() {
+            if self.runs.len() > 1 {
+                out.element("h3", &run.name);
+            }
+            if run.environments.is_empty() {
+                out.element("p", "It is not known: a file of results does not tell.");
+            }
+            for (number, found) in run.environments.iter().enumerate() {
+                environment_of(out, &format!("disks-{at}-{number}"), found);
+            }
+            origins(out, run);
+        }
+        out.raw("</section>\n");
+    }
+
+    fn commands(&self, out: &mut Writer) {
+        section(out, 4);
+        for plan in self.runs.iter().filter_map(|run| run.plan.as_ref()) {
+            let (command, note) = repeat::run_command(plan);
+            out.element("p", "All of it:");
+            out.element("pre", &command);
+            if let Some(note) = note {
+                out.element("p", &format!("{note}."));
+            }
+        }
+        for (what, command) in repeat::commands(&self.runs) {
+            out.element("h3", &what);
+            out.element("pre", &command);
+        }
+        out.raw("</section>\n");
+    }
+
+    fn data(&self, out: &mut Writer) {
+        section(out, 5);
+        out.element(
+            "p",
+            "This page holds the plans, the environments and every measurement as JSON, in its last \
+             element. In Python:",
+        );
+        out.element(
+            "pre",
+            "import json, re\n\
+             page = open(\"report.html\", encoding=\"utf-8\").read()\n\
+             data = json.loads(re.search(r'<script type=\"application/json\" id=\"data\">(.*?)</script>', page, re.S)[1])",
+        );
+        out.raw("<script type=\"application/json\" id=\"data\">");
+        out.raw(&json_in_script(&data::json(&self.runs)));
+        out.raw("</script>\n</section>\n");
+    }
+}
+
+fn section(out: &mut Writer, at: usize) {
+    let (id, name) = SECTIONS[at];
+    out.raw(&format!("<section id=\"{id}\">\n"));
+    out.element("h2", name);
+    out.raw("\n");
+}
+
+/// The first of many, and how many more.
+fn listed(mut names: Vec<String>) -> String {
+    let more = names.len().saturating_sub(FINDINGS);
+    names.truncate(FINDINGS);
+    if more > 0 {
+        names.push(format!("and {more} more"));
+    }
+    names.join(", ")
+}
+
+fn date(unix_seconds: f64) -> String {
+    let utc = format_utc(unix_seconds);
+    let part = |from: usize, to: usize| utc.get(from..to).unwrap_or("00").to_owned();
+    format!("{}-{}-{} {}:{}", part(0, 4), part(4, 6), part(6, 8), part(9, 11), part(11, 13))
+}
+
+fn method_of(out: &mut Writer, plan: &Plan) {
+    let times = |pick: fn(&crate::job::Job) -> u64| {
+        let mut all: Vec<u64> = plan.jobs.iter().map(pick).collect();
+        all.sort_unstable();
+        all.dedup();
+        let texts = all.iter().map(|ms| format!("{} s", format_number(*ms as f64 / 1e3, 1)));
+        texts.collect::<Vec<_>>().join(", ")
+    };
+    let steps = plan.steps();
+    let seconds: f64 = steps.iter().map(|step| plan.step_seconds(*step)).sum();
+    let mut facts: Vec<(&str, String)> = vec![
+        ("suite", format!("{}: {}", plan.suite, plan.title)),
+        ("jobs", plan.jobs.len().to_string()),
+        ("repetitions", format!("{} of each job on each target", plan.repetitions)),
+        ("order", "targets take turns within each repetition, and another begins each time".into()),
+        ("warm-up", times(|job| job.ramp_ms)),
+        (
+            "measured",
+            format!("{}; {} in all", times(|job| job.runtime_ms), format_seconds(seconds)),
+        ),
+    ];
+    let filled = "what was never written was filled first with data that no disk can compress";
+    facts.push((
+        "precondition",
+        match plan.precondition {
+            true if plan.writes() => filled.to_owned(),
+            true => "files that were made were filled; a suite that only reads fills no device"
+                .to_owned(),
+            false => "none: it was left out".to_owned(),
+        },
+    ));
+    if plan.steady_state {
+        let text = "rounds were added until the last five were steady; those are the results";
+        facts.push(("steady state", text.to_owned()));
+    }
+    facts_list(out, &facts);
+}
+
+fn facts_list(out: &mut Writer, facts: &[(&str, String)]) {
+    out.raw("<dl class=\"facts\">");
+    for (name, value) in facts {
+        out.element("dt", name);
+        out.element("dd", value);
+    }
+    out.raw("</dl>\n");
+}
+
+fn environment_of(out: &mut Writer, id: &str, found: &Environment) {
+    let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    facts_list(
+        out,
+        &[
+            ("kernel", found.kernel.clone()),
+            (
+                "CPU",
+                format!(
+                    "{}, {} usable, governor {}",
+                    found.cpu_model,
+                    found.cpus,
+                    known(&found.cpu_governor)
+                ),
+            ),
+            (
+                "memory",
+                format!(
+                    "{} GiB",
+                    format_number(found.memory_bytes as f64 / (1u64 << 30) as f64, 1)
+                ),
+            ),
+            ("machine", known(&found.machine)),
+            ("fio", format!("{}, engine {}", known(&found.fio), known(&found.engine))),
+            ("flagstone", found.flagstone.clone()),
+        ],
+    );
+    let head = ["disk", "kind", "size", "device", "model", "mounted", "queue settings"];
+    let mut table = Table::new("disks", &head);
+    table.rows = found.disks.iter().map(|(name, disk)| disk_row(name, disk)).collect();
+    if !table.rows.is_empty() {
+        out.table(id, &table);
+    }
+}
+
+/// What the user told of disks that cannot be looked into.
+fn origins(out: &mut Writer, run: &Run) {
+    let origins = run.plan.as_ref().map(|plan| &plan.origins);
+    for (disk, origin) in origins.unwrap_or(&BTreeMap::new()) {
+        let nature = origin.nature.warning().unwrap_or("a real disk, as the user said");
+        out.element("h3", &format!("What {disk} is made of: {nature}"));
+        if !origin.stack.is_empty() {
+            out.element("pre", &origin.stack);
+        }
+    }
+}
+
+fn disk_row(name: &str, disk: &Disk) -> Vec<String> {
+    let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    let size = disk.size_bytes.map(|bytes| bytes as f64 / 1e9);
+    let size = size.map_or_else(|| "-".to_owned(), |gb| format!("{} GB", format_number(gb, 2)));
+    let queue: Vec<String> =
+        disk.queue.iter().map(|(key, value)| format!("{key} = {value}")).collect();
+    vec![
+        name.to_owned(),
+        disk.kind.clone(),
+        size,
+        known(&disk.device),
+        known(&disk.model),
+        known(&disk.mount),
+        queue.join("; "),
+    ]
+}

@@ -1,0 +1,103 @@
+//! The tables of a report.
+
+use super::{Named, Run};
+use crate::compare::{Comparison, Figure};
+use crate::published::{by_disks, by_size, published};
+use crate::stats::steady;
+use crate::table::Table;
+
+/// All of them: the summary first.
+pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Named> {
+    let mut tables = Vec::new();
+    let mut add = |id: String, table: Table| tables.push(Named { id, table });
+    add("summary".to_owned(), comparison.summary());
+    let others = 1..comparison.names().len();
+    for other in others.clone() {
+        if let Some(table) = comparison.overhead(other) {
+            add(format!("overhead-{other}"), table);
+        }
+        for (at, table) in by_disks(comparison, other).into_iter().enumerate() {
+            add(format!("by-disks-{other}-{}", at + 1), table);
+        }
+    }
+    let suites = suites(runs);
+    if suites.contains(&"provisioned-iops".to_owned())
+        && let Some(table) = by_size(comparison, &sizes(runs, comparison))
+    {
+        add("by-size".to_owned(), table);
+    }
+    for suite in suites {
+        if let Some(table) = published(&suite) {
+            add(format!("published-{suite}"), table);
+        }
+    }
+    if !others.is_empty() {
+        let ids = ["throughput", "iops", "latency"];
+        for (id, figure) in ids.into_iter().zip(Figure::ALL) {
+            add(id.to_owned(), comparison.figure(figure));
+        }
+    }
+    if let Some(table) = rounds(runs) {
+        add("rounds".to_owned(), table);
+    }
+    tables
+}
+
+fn suites(runs: &[Run]) -> Vec<String> {
+    let mut suites: Vec<String> = Vec::new();
+    for record in runs.iter().flat_map(|run| &run.records) {
+        if !suites.contains(&record.suite) {
+            suites.push(record.suite.clone());
+        }
+    }
+    suites
+}
+
+/// The size of each thing's disks together, in GB.
+fn sizes(runs: &[Run], comparison: &Comparison) -> Vec<Option<f64>> {
+    let of = |address: &str| {
+        let disks = address.split(',').map(|disk| {
+            let environments = runs.iter().flat_map(|run| &run.environments);
+            environments.filter_map(|all| all.disks.get(disk)?.size_bytes).next_back()
+        });
+        disks.sum::<Option<u64>>().map(|bytes| bytes as f64 / 1e9)
+    };
+    let address = |at: usize| {
+        let record = comparison.rows().iter().find_map(|row| row.records[at].first())?;
+        of(&record.address)
+    };
+    (0..comparison.names().len()).map(address).collect()
+}
+
+/// How steady each round was, of runs that went on until it was.
+fn rounds(runs: &[Run]) -> Option<Table> {
+    let head = ["job", "on", "round", "IOPS", "range of the last five", "drift", "steady"];
+    let title = "rounds until the last five are steady (range at most 20 %, drift at most 10 %)";
+    let mut table = Table::new(title, &head);
+    for run in runs.iter().filter(|run| run.plan.as_ref().is_some_and(|p| p.steady_state)) {
+        let comparison = Comparison::of_targets(run.rounds.clone());
+        for row in comparison.rows() {
+            for (name, records) in comparison.names().iter().zip(&row.records) {
+                let iops: Vec<f64> = records.iter().map(|record| record.iops).collect();
+                for (at, record) in records.iter().enumerate() {
+                    let found = steady(&iops[..=at]);
+                    let percent = |pick: fn(&crate::stats::Steady) -> f64| {
+                        let found = found.as_ref().map(pick);
+                        found.map_or_else(|| "-".to_owned(), |value| format!("{value:.1} %"))
+                    };
+                    let word = found.map_or("-", |f| if f.is_steady { "yes" } else { "no" });
+                    table.rows.push(vec![
+                        row.job.clone(),
+                        name.clone(),
+                        (record.repetition + 1).to_string(),
+                        crate::units::format_number(record.iops, 0),
+                        percent(|f| f.range_percent),
+                        percent(|f| f.drift_percent),
+                        word.to_owned(),
+                    ]);
+                }
+            }
+        }
+    }
+    (!table.rows.is_empty()).then_some(table)
+}

@@ -1,0 +1,97 @@
+//! How large a difference has to be so that so many repetitions show it. A test that found no
+//! difference says little if it could hardly have found one.
+
+/// Repetitions of each side, and the difference, in standard deviations of one side, that the
+/// two-sided test of Mann and Whitney at 5 % shows 4 times of 5, between samples of normal
+/// distributions: by simulation, which the tests below repeat for some.
+const DIFFERENCE: [(usize, f64); 11] = [
+    (4, 2.89),
+    (5, 2.31),
+    (6, 1.92),
+    (7, 1.76),
+    (8, 1.55),
+    (9, 1.49),
+    (10, 1.39),
+    (12, 1.26),
+    (15, 1.11),
+    (20, 0.94),
+    (30, 0.76),
+];
+
+/// The least repetitions of each side that can show any difference: 4 of 4 can be arranged in 70
+/// ways, of which 2 are as uneven as can be, and 2 / 70 is below 5 %; of 3 and 3 it is 2 / 20.
+pub const REPETITIONS_LEAST: usize = DIFFERENCE[0].0;
+
+/// The difference that is shown 4 times of 5, in standard deviations, of at least so many
+/// repetitions of each side; `None` if they can show nothing.
+pub fn shown_deviations(repetitions: usize) -> Option<f64> {
+    let (least, last) = (DIFFERENCE[0], DIFFERENCE[DIFFERENCE.len() - 1]);
+    if repetitions < least.0 {
+        return None;
+    }
+    if repetitions > last.0 {
+        // It falls as the root of the number.
+        return Some(last.1 * (last.0 as f64 / repetitions as f64).sqrt());
+    }
+    let known = DIFFERENCE.iter().rev().find(|(count, _)| *count <= repetitions);
+    known.map(|(_, deviations)| *deviations)
+}
+
+/// The same in % of the first one's mean, with the noise that the two samples have.
+pub fn shown_percent(first: &[f64], second: &[f64]) -> Option<f64> {
+    let deviations = shown_deviations(first.len().min(second.len()))?;
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    let variance = |values: &[f64]| {
+        let middle = mean(values);
+        values.iter().map(|value| (value - middle).powi(2)).sum::<f64>() / (values.len() - 1) as f64
+    };
+    let deviation = f64::midpoint(variance(first), variance(second)).sqrt();
+    let base = mean(first);
+    (base > 0.0).then(|| 100.0 * deviations * deviation / base)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::bootstrap::Generator;
+    use crate::stats::mann_whitney;
+
+    /// The share of samples, apart by so much, that the test tells apart.
+    fn power(count: usize, apart: f64) -> f64 {
+        let mut generator = Generator(7);
+        let mut uniform = || (generator.below(1 << 40) as f64 + 0.5) / (1u64 << 40) as f64;
+        let mut normal = |middle: f64| {
+            let (radius, turn) =
+                ((-2.0 * uniform().ln()).sqrt(), std::f64::consts::TAU * uniform());
+            middle + radius * turn.cos()
+        };
+        let trials = 4000;
+        let mut shown = 0;
+        for _ in 0..trials {
+            let a: Vec<f64> = (0..count).map(|_| normal(0.0)).collect();
+            let b: Vec<f64> = (0..count).map(|_| normal(apart)).collect();
+            shown += usize::from(mann_whitney(&a, &b).is_some_and(|found| found.p < 0.05));
+        }
+        shown as f64 / trials as f64
+    }
+
+    #[test]
+    fn four_times_of_five() {
+        for (count, apart) in &DIFFERENCE[..6] {
+            let found = power(*count, *apart);
+            assert!((0.77..0.83).contains(&found), "{count} apart by {apart}: {found}");
+        }
+    }
+
+    #[test]
+    fn fewer_show_nothing_and_more_show_more() {
+        assert_eq!(shown_deviations(3), None);
+        assert_eq!(shown_deviations(4), Some(2.89));
+        assert_eq!(shown_deviations(11), Some(1.39));
+        assert!((shown_deviations(120).unwrap() - 0.38).abs() < 1e-9);
+        assert_eq!(REPETITIONS_LEAST, 4);
+        let first = [99.0, 101.0, 99.0, 101.0];
+        let percent = shown_percent(&first, &first).unwrap();
+        assert!((percent - 2.89 * (4.0_f64 / 3.0).sqrt()).abs() < 1e-9, "{percent}");
+    }
+}

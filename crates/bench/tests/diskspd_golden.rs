@@ -1,0 +1,216 @@
+//! diskspd's reports from a fixed run of fio, compared byte by byte: existing parsers read them by
+//! column and by element. What diskspd 2.2's own source fixes of the form (headings, widths, order,
+//! format strings) is asserted by itself, so that a new golden file cannot drift away from it.
+
+use std::fs;
+use std::path::Path;
+
+use flagstone_bench::cpu::CpuUse;
+use flagstone_bench::diskspd::report::System;
+use flagstone_bench::diskspd::{Profile, Report, parse};
+use flagstone_bench::fio::output;
+use flagstone_bench::fio::program::FioRun;
+use flagstone_bench::fio::series::Series;
+
+/// Four threads: two on each of two files, mixed, with latency and intervals.
+const COMMAND: &str = "-c1M -d2 -r -w40 -t2 -o4 -b8K -Sh -L -D500 a.dat b.dat";
+
+fn side(ios: u64, mean_ns: u64) -> String {
+    let bytes = ios * 8192;
+    let bins =
+        [(mean_ns / 2, ios / 2), (mean_ns, ios - ios / 2 - ios / 10), (mean_ns * 5, ios / 10)];
+    let bins: Vec<_> = bins.iter().map(|(ns, count)| format!("\"{ns}\": {count}")).collect();
+    format!(
+        r#"{{"io_bytes": {bytes}, "total_ios": {ios}, "iops": {}, "bw_bytes": {}, "runtime": 2000,
+            "lat_ns": {{"min": {}, "max": {}, "mean": {mean_ns}, "stddev": 1000, "N": {ios}, "bins": {{{}}}}}}}"#,
+        ios / 2,
+        bytes / 2,
+        mean_ns / 4,
+        mean_ns * 6,
+        bins.join(", ")
+    )
+}
+
+fn run() -> FioRun {
+    let jobs: Vec<String> = (1..=4u64)
+        .map(|n| {
+            format!(
+                r#"{{"jobname": "j", "read": {}, "write": {}}}"#,
+                side(600 * n, 200_000),
+                side(400 * n, 300_000 * n)
+            )
+        })
+        .collect();
+    let raw = format!(r#"{{"fio version": "fio-3.33", "jobs": [{}]}}"#, jobs.join(", "));
+    let series = |n: f64| Series {
+        interval_ms: 500,
+        read_iops: [290.0, 300.0, 310.0, 300.0].map(|iops| iops * n).into(),
+        write_iops: [210.0, 200.0, 190.0, 200.0].map(|iops| iops * n).into(),
+    };
+    FioRun {
+        output: output::parse(&raw).expect("it is fio's"),
+        raw,
+        series: [1.0, 2.0, 3.0, 4.0].map(series).into(),
+        cpus: vec![
+            CpuUse { user_percent: 10.0, kernel_percent: 20.5, idle_percent: 69.5 },
+            CpuUse { user_percent: 0.0, kernel_percent: 0.0, idle_percent: 100.0 },
+        ],
+        command: "fio".to_owned(),
+    }
+}
+
+fn profile(line: &str) -> Profile {
+    let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
+    parse(&words).expect("it is right").profile
+}
+
+fn report(profile: &Profile) -> Report<'_> {
+    let system = System { computer: "host".to_owned(), started_unix_s: 1_795_247_333.0, cpus: 2 };
+    Report::new(profile, system, &run(), &[1 << 20, 1 << 20]).expect("four threads")
+}
+
+fn golden(name: &str, found: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, found).expect("it can be written");
+    }
+    let expected = fs::read_to_string(&path).expect("it is there");
+    assert!(found == expected, "{name} differs (UPDATE_GOLDEN=1 writes it); now:\n{found}");
+}
+
+#[test]
+fn the_text_report() {
+    let profile = profile(COMMAND);
+    let text = report(&profile).text();
+    golden("diskspd.txt", &text);
+
+    let order = [
+        "\nCommand Line: ",
+        "\nInput parameters:\n",
+        "System information:\n",
+        "\nResults for timespan 1:\n*******************************************************************************\n",
+        "\nactual test time:\t2.00s\nthread count:\t\t4\n",
+        "\nCPU |  Usage |  User  | Kernel |  Idle\n",
+        "\n   0|  30.50%|  10.00%|  20.50%|  69.50%\n",
+        "\navg.|  15.25%|   5.00%|  10.25%|  84.75%\n",
+        "\nTotal IO\n",
+        "\nRead IO\n",
+        "\nWrite IO\n",
+        "\nLatency distribution: a.dat\n",
+        "\nLatency distribution: b.dat\n",
+        "\nTotal latency distribution:\n",
+        "  %-ile |  Read (ms) | Write (ms) | Total (ms)\n----------------------------------------------\n    min |",
+    ];
+    let mut from = 0;
+    for part in order {
+        let at =
+            text[from..].find(part).unwrap_or_else(|| panic!("{part} is not in its place: {text}"));
+        from += at;
+    }
+    let head = "thread |       bytes     |     I/Os     |    MiB/s   |  I/O per s |  AvgLat  | IopsStdDev | LatStdDev |  file\n";
+    assert_eq!(text.matches(head).count(), 3);
+    // %6u | %15llu | %12llu | %10.2f | %10.2f | %8.3f | %10.2f |  %8.3f | path (size)
+    let row = "     0 |         8192000 |         1000 |       3.91 |     500.00 |    0.240 |       0.00 |     0.049 | a.dat (1MiB)\n";
+    assert!(text.contains(row), "{text}");
+    let total = text.lines().find(|line| line.starts_with("total:")).expect("a total");
+    assert!(
+        total.starts_with("total:          81920000 |        10000 |      39.06 |    5000.00 |"),
+        "{total}"
+    );
+    assert!(!total.contains("dat"), "it has no file");
+    let rows = [
+        "min", "25th", "50th", "75th", "90th", "95th", "99th", "3-nines", "4-nines", "5-nines",
+        "6-nines", "7-nines", "8-nines", "9-nines", "max",
+    ];
+    let last = text.rsplit("Total latency distribution:").next().expect("the last table");
+    let names: Vec<_> =
+        last.lines().skip(3).map(|line| line.split('|').next().unwrap_or("").trim()).collect();
+    assert_eq!(names, rows);
+}
+
+#[test]
+fn the_xml_report() {
+    let profile = profile(&COMMAND.replace("-c1M", "-Rxml -c1M"));
+    let xml = report(&profile).xml();
+    golden("diskspd.xml", &xml);
+
+    let document = roxmltree::Document::parse(&xml).expect("it is XML");
+    let names = |path: &[&str]| -> Vec<String> {
+        let mut node = document.root_element();
+        for name in path {
+            node =
+                node.children().find(|n| n.has_tag_name(*name)).unwrap_or_else(|| panic!("{name}"));
+        }
+        let mut names: Vec<_> = node
+            .children()
+            .filter(roxmltree::Node::is_element)
+            .map(|n| n.tag_name().name().to_owned())
+            .collect();
+        names.dedup();
+        names
+    };
+    assert_eq!(document.root_element().tag_name().name(), "Results");
+    assert_eq!(names(&[]), ["System", "Profile", "TimeSpan"]);
+    assert_eq!(
+        names(&["TimeSpan"]),
+        [
+            "TestTimeSeconds",
+            "ThreadCount",
+            "RequestCount",
+            "ProcCount",
+            "CpuUtilization",
+            "Latency",
+            "Iops",
+            "Thread"
+        ]
+    );
+    assert_eq!(names(&["TimeSpan", "Thread"]), ["Id", "Target"]);
+    let target = names(&["TimeSpan", "Thread", "Target"]);
+    assert_eq!(
+        target[..8],
+        [
+            "Path",
+            "BytesCount",
+            "FileSize",
+            "IOCount",
+            "ReadBytes",
+            "ReadCount",
+            "WriteBytes",
+            "WriteCount"
+        ]
+    );
+    for name in [
+        "AverageReadLatencyMilliseconds",
+        "ReadLatencyStdev",
+        "AverageWriteLatencyMilliseconds",
+        "WriteLatencyStdev",
+        "AverageLatencyMilliseconds",
+        "LatencyStdev",
+        "Iops",
+    ] {
+        assert!(target.contains(&name.to_owned()), "{name}: {target:?}");
+    }
+    assert_eq!(
+        names(&["TimeSpan", "Latency", "Bucket"]),
+        ["Percentile", "ReadMilliseconds", "WriteMilliseconds", "TotalMilliseconds"]
+    );
+    let iops = names(&["TimeSpan", "Iops"]);
+    assert_eq!(iops, ["ReadIopsStdDev", "WriteIopsStdDev", "IopsStdDev", "Bucket"]);
+    let bucket =
+        document.descendants().find(|n| n.has_attribute("SampleMillisecond")).expect("an interval");
+    assert_eq!(bucket.attribute("Total"), Some("5000"));
+}
+
+#[test]
+fn columns_are_there_when_their_flags_are() {
+    for (flags, columns) in [
+        ("", "|  I/O per s |  file"),
+        ("-L", "|  I/O per s |  AvgLat  | LatStdDev |  file"),
+        ("-D", "|  I/O per s | IopsStdDev |  file"),
+    ] {
+        let profile = profile(format!("-r -w40 -t2 {flags} a b").replace("  ", " ").as_str());
+        let text = report(&profile).text();
+        assert_eq!(text.matches(columns).count(), 3, "{flags}: {text}");
+        assert_eq!(text.contains("latency distribution:"), flags == "-L");
+    }
+}

@@ -1,0 +1,286 @@
+//! The report as its reader gets it: complete, well-formed, without anything from outside; what is
+//! not real is marked wherever it stands; and the report of 1,000 results is small.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use flagstone_bench::campaign::Plan;
+use flagstone_bench::environment::{Disk, Environment};
+use flagstone_bench::measurement::{Measurement, PERCENTILES};
+use flagstone_bench::nature::{Nature, Origin};
+use flagstone_bench::os::Stopwatch;
+use flagstone_bench::report::{Report, Run};
+use flagstone_bench::results::{Record, Store};
+use flagstone_bench::suite;
+
+/// Numbers that differ and are always the same.
+struct Numbers(u64);
+
+impl Numbers {
+    /// From 0 to 1.
+    fn next(&mut self) -> f64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+fn measurement(iops: f64, block_bytes: u64, points: usize, numbers: &mut Numbers) -> Measurement {
+    let mut measured = Measurement { series_interval_ms: 100, ..Measurement::default() };
+    measured.series_iops = (0..points).map(|_| iops * (0.9 + 0.2 * numbers.next())).collect();
+    let total = &mut measured.total;
+    total.ios = (iops * 10.0) as u64;
+    total.iops = iops;
+    total.bytes_per_s = iops * block_bytes as f64;
+    total.latency_mean_us = 24e6 / iops;
+    total.latency_min_us = total.latency_mean_us * 0.4;
+    for (name, percent) in PERCENTILES {
+        let nines = -((100.0 - percent) / 100.0f64).ln();
+        let us = total.latency_mean_us * (0.5 + 0.6 * nines) * (0.98 + 0.04 * numbers.next());
+        total.percentiles_us.insert(name.to_owned(), us);
+    }
+    measured.write = measured.total.clone();
+    measured
+}
+
+/// A run of the suite `mirror`, with the published figures and some noise.
+fn mirror(directory: &Path, nature: Nature) -> PathBuf {
+    let targets =
+        ["plain=/dev/sdb", "mirrored=nbd://host/<m>"].map(|t| t.parse().expect("it is right"));
+    let suite = suite::find("mirror").expect("it is built in");
+    let mut plan = Plan::new(&suite, targets.into(), 1 << 30);
+    if nature == Nature::Emulated {
+        let origin =
+            Origin { nature, stack: "[volume.m]\nemulate = { latency = \"1ms\" } # </pre>".into() };
+        plan.origins.insert("nbd://host/<m>".to_owned(), origin);
+    }
+    let results = directory.join("mirror");
+    let store = Store::create(&results, &plan).expect("it is new");
+    let mut environment = Environment {
+        kernel: "Linux 6.1.0 x86_64".to_owned(),
+        cpu_model: "a CPU".to_owned(),
+        cpus: 8,
+        fio: Some("fio-3.33".to_owned()),
+        ..Environment::default()
+    };
+    let mut disk =
+        Disk { kind: "device".to_owned(), size_bytes: Some(500_000_000_000), ..Disk::default() };
+    disk.queue.insert("scheduler".to_owned(), "[none] mq-deadline".to_owned());
+    environment.disks.insert("/dev/sdb".to_owned(), disk);
+    environment
+        .disks
+        .insert("nbd://host/<m>".to_owned(), Disk { kind: "served".to_owned(), ..Disk::default() });
+    store.environment(&environment).expect("it is kept");
+    let mut numbers = Numbers(1);
+    for step in plan.steps() {
+        let (job, target) = (&plan.jobs[step.job], &plan.targets[step.target]);
+        let mb = [[240.02, 240.01], [96.80, 58.87], [37.54, 29.34]][step.job][step.target];
+        let iops = mb * 1e6 / job.block_bytes as f64 * (0.995 + 0.01 * numbers.next());
+        let measured = measurement(iops, job.block_bytes, 100, &mut numbers);
+        let record = Record {
+            repetition: step.repetition,
+            started_unix_s: 1_795_247_333.0,
+            tool: "fio-3.33".to_owned(),
+            command: format!(
+                "fio --name={} --filename={} --note='</script><b>&'",
+                job.name,
+                target.address()
+            ),
+            nature: if step.target == 0 { Nature::Real } else { nature },
+            ..Record::new("mirror", job, target, measured)
+        };
+        store.append(&record).expect("it is kept");
+    }
+    results
+}
+
+/// The body is well-formed XML too, so that any mistake in our markup is found.
+fn parsed(html: &str) -> roxmltree::Document<'_> {
+    let from = html.find("<body>").expect("a body");
+    let to = html.find("</body>").expect("its end") + "</body>".len();
+    roxmltree::Document::parse(&html[from..to]).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn text_of(node: roxmltree::Node<'_, '_>) -> String {
+    node.descendants().filter(roxmltree::Node::is_text).filter_map(|n| n.text()).collect()
+}
+
+/// The sections, what stands in each, and the heads of the tables: no numbers and no pixels.
+fn structure(document: &roxmltree::Document<'_>) -> String {
+    let mut out = String::new();
+    for node in document.descendants() {
+        match node.tag_name().name() {
+            "h1" | "h2" | "h3" => {
+                out += &format!("{}: {}\n", node.tag_name().name(), text_of(node))
+            }
+            "caption" => out += &format!("  table: {}\n", text_of(node)),
+            "th" if node.attribute("scope") == Some("col") => {
+                out += &format!("    | {}\n", text_of(node))
+            }
+            "tr" if node.parent().is_some_and(|p| p.has_tag_name("tbody")) => {
+                out += &format!(
+                    "    {} cells\n",
+                    node.children().filter(roxmltree::Node::is_element).count()
+                );
+            }
+            "figure" => {
+                let title = node.descendants().find(|n| n.has_tag_name("title"));
+                out += &format!(
+                    "  plot {}: {}\n",
+                    node.attribute("id").unwrap_or("?"),
+                    title.map(text_of).unwrap_or_default()
+                );
+            }
+            "dt" => out += &format!("    fact: {}\n", text_of(node)),
+            "div" if node.attribute("role") == Some("note") => {
+                out += &format!("  notice: {}\n", text_of(node))
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+#[test]
+fn the_report_of_a_mirror() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let run = Run::read(&mirror(directory.path(), Nature::Emulated)).expect("it can be read");
+    let html = Report::new(vec![run]).html();
+    let document = parsed(&html);
+    let found = structure(&document);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/report-structure.txt");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, &found).expect("it can be written");
+    }
+    let golden = fs::read_to_string(&path).expect("it is there");
+    assert!(found == golden, "the structure differs (UPDATE_GOLDEN=1 writes it); now:\n{found}");
+
+    // The published overheads come out again, but for the noise.
+    let cell = |table: &str, row: usize, at: usize| {
+        let table =
+            document.descendants().find(|n| n.attribute("id") == Some(table)).expect("a table");
+        let rows: Vec<_> = table.descendants().filter(|n| n.has_tag_name("tr")).collect();
+        let cells: Vec<_> = rows[row].children().filter(roxmltree::Node::is_element).collect();
+        text_of(cells[at])
+    };
+    assert!(cell("overhead-1", 2, 0).starts_with("8K (randwrite, 24 in flight)"));
+    let percent: f64 =
+        cell("overhead-1", 2, 3).trim_end_matches(" %").parse().expect("a percentage");
+    assert!((percent - 39.18).abs() < 1.0, "{percent}");
+    assert!(
+        cell("overhead-1", 2, 7).starts_with("differs")
+            && cell("overhead-1", 1, 7).starts_with("no difference")
+    );
+    assert_eq!(cell("published-mirror", 2, 3), "39.18 %");
+}
+
+#[test]
+fn it_needs_nothing_from_outside_and_is_text_whatever_results_say() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let run = Run::read(&mirror(directory.path(), Nature::Emulated)).expect("it can be read");
+    let html = Report::new(vec![run]).html();
+    for from_outside in ["src=", "@import", "url(", "<link", "<iframe", "<object", "http-equiv"] {
+        assert!(!html.contains(from_outside), "{from_outside}");
+    }
+    let names = html.matches("http").count();
+    assert_eq!(
+        names,
+        html.matches("xmlns=\"http://www.w3.org/2000/svg\"").count(),
+        "names of SVG alone"
+    );
+    assert_eq!(html.matches("<script").count(), 1, "the data");
+    assert_eq!(html.matches("<b>").count(), 0);
+    let document = parsed(&html);
+    let data = document.descendants().find(|n| n.has_tag_name("script")).expect("the data");
+    assert_eq!(data.attribute("type"), Some("application/json"));
+    let data: serde_json::Value = serde_json::from_str(data.text().expect("text")).expect("JSON");
+    let results = data["runs"][0]["results"].as_array().expect("a list");
+    assert_eq!(results.len(), 30);
+    assert!(results[0]["command"].as_str().expect("text").ends_with("--note='</script><b>&'"));
+    assert_eq!(data["runs"][0]["environments"][0]["cpus"], 8);
+    assert_eq!(data["runs"][0]["plan"]["suite"], "mirror");
+    let commands: Vec<_> =
+        document.descendants().filter(|n| n.has_tag_name("pre")).map(text_of).collect();
+    assert!(
+        commands.iter().any(|c| c.starts_with("flagstone bench run mirror plain=/dev/sdb")),
+        "{commands:?}"
+    );
+    assert_eq!(commands.iter().filter(|c| c.starts_with("fio --name=")).count(), 6);
+}
+
+#[test]
+fn what_is_not_real_is_marked_wherever_it_stands() {
+    for (nature, mark) in [
+        (Nature::Emulated, "[EMULATED]"),
+        (Nature::Memory, "[MEMORY]"),
+        (Nature::Served, "[served]"),
+    ] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let run = Run::read(&mirror(directory.path(), nature)).expect("it can be read");
+        let report = Report::new(vec![run]);
+        let html = report.html();
+        assert!(html.contains("class=\"notice\""));
+        let document = parsed(&html);
+        for kind in ["caption", "td", "th", "text", "title"] {
+            for node in document.descendants().filter(|n| n.has_tag_name(kind)) {
+                let text = text_of(node);
+                // The address is what the user wrote.
+                let bare = text.replace("nbd://host/<m>", "");
+                assert!(!bare.contains("mirrored") || bare.contains(mark), "{kind}: {text}");
+            }
+        }
+        let files = directory.path().join("files");
+        let count = report.write_files(&files).expect("they can be written");
+        let mut found = 0;
+        for entry in fs::read_dir(&files).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            found += 1;
+            let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+            if name.starts_with("published") || name.ends_with(".png") {
+                continue;
+            }
+            let text = fs::read_to_string(&path).expect("text");
+            assert!(text.contains(mark), "{name}");
+        }
+        assert_eq!(found, count);
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let run = Run::read(&mirror(directory.path(), Nature::Real)).expect("it can be read");
+    assert!(
+        !Report::new(vec![run]).html().contains("class=\"notice\""),
+        "real disks have no notice"
+    );
+}
+
+#[test]
+fn the_report_of_a_thousand_results_is_small() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("results.jsonl");
+    let targets = ["a=/dev/a", "b=/dev/b"].map(|t| t.parse().expect("it is right"));
+    let suite = suite::find("sweep").expect("it is built in");
+    let mut plan = Plan::new(&suite, targets.into(), 1 << 30);
+    plan.repetitions = 13;
+    let mut numbers = Numbers(2);
+    let mut text = String::new();
+    for step in plan.steps() {
+        let (job, target) = (&plan.jobs[step.job], &plan.targets[step.target]);
+        let measured =
+            measurement(1e4 * (1.0 + numbers.next()), job.block_bytes, 600, &mut numbers);
+        let command =
+            format!("fio --name={} {}", job.name, "--an-option=of-some-length ".repeat(30));
+        let record = Record {
+            repetition: step.repetition,
+            command,
+            ..Record::new("sweep", job, target, measured)
+        };
+        text += &(serde_json::to_string(&record).expect("JSON") + "\n");
+    }
+    fs::write(&path, text).expect("it can be written");
+    let watch = Stopwatch::start();
+    let run = Run::read(&path).expect("it can be read");
+    assert_eq!(run.records.len(), 1040);
+    let html = Report::new(vec![run]).html();
+    println!("{} bytes in {:.2} s", html.len(), watch.seconds());
+    assert!(html.len() < 5_000_000, "{}", html.len());
+    parsed(&html);
+}

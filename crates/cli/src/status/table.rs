@@ -1,0 +1,199 @@
+//! What is shown: a line for each volume, or all about one.
+
+use std::fmt::Write as _;
+
+use flagstone_control::api::document::{
+    CallsDocument, ConnectionDocument, LimitDocument, ListenerDocument, ServerDocument,
+    VolumeDocument,
+};
+use flagstone_control::units::format_size;
+
+use super::numbers::{grouped, megabytes, micros, rate, size, span};
+use super::view::{Rate, Rates};
+use crate::columns::{Side, lines};
+
+/// A line of the server, and one for each volume: rates where they are known, else what went
+/// through since the start.
+pub(super) fn all(
+    server: &ServerDocument,
+    volumes: &[VolumeDocument],
+    rates: &[Option<Rates>],
+) -> String {
+    let cores = if server.cores == 1 { "core" } else { "cores" };
+    let mut text = format!(
+        "flagstone {}, process {}, up {}, {} on {} {cores}, I/O buffers {} of {}\n\n",
+        server.version,
+        server.process_id,
+        span(server.uptime_seconds),
+        server.driver,
+        server.cores,
+        size(server.memory.held_bytes as u64),
+        size(server.memory.limit_bytes as u64),
+    );
+    let shows_rates = rates.iter().any(Option::is_some);
+    let calls = match shows_rates {
+        true => {
+            ["read IOPS", "MB/s", "mean µs", "p99 µs", "write IOPS", "MB/s", "mean µs", "p99 µs"]
+        }
+        false => ["reads", "bytes", "mean µs", "p99 µs", "writes", "bytes", "mean µs", "p99 µs"],
+    };
+    let mut head = vec![("volume", Side::Left), ("size", Side::Right), ("hosts", Side::Right)];
+    head.extend(calls.map(|name| (name, Side::Right)));
+    head.extend([("in flight", Side::Right), ("errors", Side::Right), ("waiting", Side::Right)]);
+    let rows: Vec<Vec<String>> = volumes
+        .iter()
+        .zip(rates)
+        .map(|(volume, rates)| {
+            let io = &volume.io;
+            let mut row = vec![
+                volume.name.clone(),
+                format_size(volume.size_bytes),
+                hosts(volume).to_string(),
+            ];
+            match rates {
+                Some(rates) => row.extend([rates.read, rates.write].iter().flat_map(rated)),
+                None if shows_rates => row.extend(vec!["-".to_owned(); 8]),
+                None => row.extend([&io.read, &io.write].into_iter().flat_map(totalled)),
+            }
+            let all = kinds(volume).map(|(_, calls)| calls);
+            row.push(grouped(all.iter().map(|calls| calls.in_flight).sum()));
+            row.push(grouped(all.iter().map(|calls| calls.errors).sum()));
+            row.push(grouped(limits(volume).iter().map(|limit| limit.waiting as u64).sum()));
+            row
+        })
+        .collect();
+    for line in lines(&head, &rows) {
+        let _ = writeln!(text, "{line}");
+    }
+    text
+}
+
+/// All about one volume.
+pub(super) fn volume(volume: &VolumeDocument, rates: Option<&Rates>) -> String {
+    let access = if volume.read_only { "read-only" } else { "read and written" };
+    let mut text = format!(
+        "volume {}: {}, blocks of {} B, {access}\n  UUID {}\n  on {}",
+        volume.name,
+        format_size(volume.size_bytes),
+        volume.block_bytes,
+        volume.uuid,
+        volume.devices.join(", "),
+    );
+    if !volume.layers.is_empty() {
+        let _ = write!(text, " through {}", volume.layers.join(", "));
+    }
+    text.push_str("\n\nserved on\n");
+    for listener in &volume.listeners {
+        let _ = match listener {
+            ListenerDocument::NvmeTcp { address, nqn, namespace } => {
+                writeln!(text, "  {address}  subsystem {nqn}, namespace {namespace}")
+            }
+            ListenerDocument::Nbd { address, export } => {
+                writeln!(text, "  {address}  export {export}")
+            }
+        };
+    }
+    text.push_str("\nattached\n");
+    for connection in &volume.connections {
+        let _ = match connection {
+            ConnectionDocument::NvmeTcp { host_nqn, controller, queues, ready, .. } => {
+                let state = if *ready { "" } else { ", not enabled yet" };
+                writeln!(
+                    text,
+                    "  NVMe/TCP  {host_nqn}  controller {controller}, {queues} connections{state}"
+                )
+            }
+            ConnectionDocument::Nbd { peer } => writeln!(text, "  NBD       {peer}"),
+        };
+    }
+    if volume.connections.is_empty() {
+        text.push_str("  nobody\n");
+    }
+    text.push('\n');
+    for line in calls(volume, rates) {
+        let _ = writeln!(text, "{line}");
+    }
+    let limits = limits(volume);
+    if !limits.is_empty() {
+        text.push('\n');
+    }
+    for limit in &limits {
+        let name =
+            limit.name.as_ref().map_or("its own limit".into(), |name| format!("limit {name}"));
+        let _ = writeln!(
+            text,
+            "{name}: {} wait, of {} connections; {} had to wait and {} went at once since the start",
+            grouped(limit.waiting as u64),
+            limit.waiting_connections,
+            grouped(limit.delayed),
+            grouped(limit.passed),
+        );
+    }
+    text
+}
+
+fn calls(volume: &VolumeDocument, rates: Option<&Rates>) -> Vec<String> {
+    let right = |names: &[&'static str]| -> Vec<_> {
+        names.iter().map(|name| (*name, Side::Right)).collect()
+    };
+    let mut head = vec![("", Side::Left)];
+    head.extend(right(match rates {
+        Some(_) => &["a second", "MB/s", "mean µs", "p99 µs", "in flight", "errors"],
+        None => &["calls", "bytes", "mean µs", "p99 µs", "in flight", "errors"],
+    }));
+    let by_kind = rates
+        .map(|rates| [rates.read, rates.write, rates.flush, rates.discard, rates.write_zeroes]);
+    let row = |(index, (name, calls)): (usize, (&str, &CallsDocument))| {
+        let mut row = vec![name.to_owned()];
+        match &by_kind {
+            Some(rates) => row.extend(rated(&rates[index])),
+            None => row.extend(totalled(calls)),
+        }
+        row.extend([grouped(calls.in_flight), grouped(calls.errors)]);
+        row
+    };
+    let rows: Vec<_> = kinds(volume).into_iter().enumerate().map(row).collect();
+    lines(&head, &rows)
+}
+
+fn kinds(volume: &VolumeDocument) -> [(&'static str, &CallsDocument); 5] {
+    let io = &volume.io;
+    [
+        ("reads", &io.read),
+        ("writes", &io.write),
+        ("flushes", &io.flush),
+        ("discards", &io.discard),
+        ("zeroes", &io.write_zeroes),
+    ]
+}
+
+fn rated(of: &Rate) -> [String; 4] {
+    let calls = of.per_second > 0.0;
+    [
+        rate(of.per_second),
+        megabytes(of.bytes_per_second),
+        micros(of.mean_us, calls),
+        micros(of.p99_us, calls),
+    ]
+}
+
+fn totalled(of: &CallsDocument) -> [String; 4] {
+    let (calls, latency) = (of.count > 0, &of.latency);
+    [
+        grouped(of.count),
+        size(of.bytes),
+        micros(latency.mean_us, calls),
+        micros(latency.p99_us, calls),
+    ]
+}
+
+/// Hosts that are attached, each once for each of its controllers and NBD connections.
+fn hosts(volume: &VolumeDocument) -> usize {
+    volume.connections.len()
+}
+
+/// The limits, if the server tells of them in a way that is known here.
+fn limits(volume: &VolumeDocument) -> Vec<LimitDocument> {
+    let told = volume.parts.get("limits").cloned();
+    told.and_then(|limits| serde_json::from_value(limits).ok()).unwrap_or_default()
+}
