@@ -236,9 +236,10 @@ impl Target {
 
     /// Waits until no I/O command of a subsystem is in hand that was admitted before this call: what
     /// [`Target::set_ana_state`] with a state that refuses commands leaves to be waited for before
-    /// another node may write. Commands that come later are refused and do not count. A write whose
-    /// data the host still owes does, for [`TargetConfig::slow_peer_timeout`] at most; so do the
-    /// commands of connections that were cut. Bounded by nothing else: a device that never answers
+    /// another node may write. Commands that come later are refused, but while one is being refused
+    /// its queue is seen as busy: a host that goes on sending may delay this by some looks, of 200
+    /// microseconds each. A write whose data the host still owes counts, for
+    /// [`TargetConfig::slow_peer_timeout`] at most; so do the commands of connections that were cut. Bounded by nothing else: a device that never answers
     /// is waited for. To be awaited on a core of the runtime.
     ///
     /// # Errors
