@@ -179,3 +179,10 @@ pub(crate) const MDTS_MIN_BYTES: u32 = 2 * PAGE_BYTES;
 /// Largest data of one command that a target may be configured for, in bytes: the largest pooled
 /// buffer.
 pub(crate) const MDTS_MAX_BYTES: u32 = flagstone_runtime::limits::BUF_MAX_BYTES as u32;
+
+/// How often [`Target::drained`](crate::target::Target::drained) looks whether commands have ended: as
+/// long as a fast disk takes for a few.
+pub(crate) const DRAIN_PERIOD: Duration = Duration::from_micros(200);
+
+/// The largest port identifier that leaves one of 16 bits for each of [`LISTENERS`].
+pub(crate) const PORT_ID_FIRST_MAX: u16 = u16::MAX - (LISTENERS as u16 - 1);

@@ -334,6 +334,9 @@ impl Controller {
         if !ready || self.gone.load(Ordering::Acquire) || queues.contains_key(&queue.qid) {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
         }
+        if queue.qid != 0 {
+            self.subsystem.add_queue(&queue);
+        }
         queues.insert(queue.qid, queue);
         Ok(())
     }

@@ -200,7 +200,10 @@ impl Connection {
             return self.vendor(namespace, command, data, payload);
         }
         if opcode == IoOpcode::FLUSH {
-            let namespaces = namespace.map_or_else(|| self.namespaces(), |one| vec![one]);
+            let namespaces = match namespace {
+                Some(one) => vec![one],
+                None => self.namespaces()?,
+            };
             self.later(command, payload, async move { flush(namespaces).await });
             return Ok(());
         }

@@ -46,8 +46,9 @@ use flagstone_nvme::Nqn;
 use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
 use flagstone_runtime::net::Address;
+use flagstone_runtime::time;
 
-use crate::limits::{LISTENERS, SUBSYSTEMS};
+use crate::limits::{DRAIN_PERIOD, LISTENERS, SUBSYSTEMS};
 
 pub(crate) use admin::{AdminReply, admin_data_bytes};
 pub use config::{ConfigError, TargetConfig};
@@ -261,6 +262,25 @@ impl Target {
         Ok(())
     }
 
+    /// Waits until no I/O command of a subsystem is in hand that was admitted before this call: what
+    /// [`Target::set_ana_state`] with a state that refuses commands leaves to be waited for before
+    /// another node may write. Commands that come later are refused, but while one is being refused
+    /// its queue is seen as busy: a host that goes on sending may delay this by some looks, of 200
+    /// microseconds each. A write whose data the host still owes counts, for
+    /// [`TargetConfig::slow_peer_timeout`] at most; so do the commands of connections that were cut. Bounded by nothing else: a device that never answers
+    /// is waited for. To be awaited on a core of the runtime.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`].
+    pub async fn drained(&self, nqn: &Nqn) -> Result<(), TargetError> {
+        let mut busy = self.subsystem_named(nqn)?.busy_queues();
+        while !busy.is_empty() {
+            time::sleep(DRAIN_PERIOD).await;
+            busy.retain(|queue| queue.upgrade().is_some_and(|queue| !queue.is_idle()));
+        }
+        Ok(())
+    }
+
     /// Puts an address that connections are accepted on into the discovery log. An unspecified IP
     /// address (0.0.0.0 or ::) is given to each host as the address that it connected to.
     ///
@@ -279,7 +299,9 @@ impl Target {
                 return Err(TargetError::Full);
             }
             let used = |id: &u16| served.listeners.iter().any(|listener| listener.port_id == *id);
-            let port_id = (1..=LISTENERS as u16).find(|id| !used(id)).ok_or(TargetError::Full)?;
+            let first = self.config.first_port_id;
+            let mut ids = first..=first + (LISTENERS as u16 - 1);
+            let port_id = ids.find(|id| !used(id)).ok_or(TargetError::Full)?;
             served.listeners.push(Listener { address, port_id });
         }
         self.discovery_changed(|_| true);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
-    Ordering::{AcqRel, Acquire, Relaxed},
+    Ordering::{AcqRel, Acquire, Relaxed, SeqCst},
 };
 
 use flagstone_runtime::net::Stream;
@@ -30,6 +30,7 @@ pub(crate) struct Queue {
     /// What went through it, for the SMART log.
     pub(crate) counters: IoCounters,
     open: AtomicBool,
+    in_hand: AtomicU64,
     connection: Box<dyn Hangup>,
 }
 
@@ -41,7 +42,7 @@ impl Queue {
         connection: Box<dyn Hangup>,
     ) -> Queue {
         let (counters, open) = (IoCounters::default(), AtomicBool::new(true));
-        Queue { qid, entries, flow_control, counters, open, connection }
+        Queue { qid, entries, flow_control, counters, open, in_hand: AtomicU64::new(0), connection }
     }
 
     /// False once the controller was reset or is gone: what still arrives on the connection is not
@@ -49,6 +50,24 @@ impl Queue {
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.open.load(Relaxed)
+    }
+
+    /// Counts something in hand. Sequentially consistent, as is the change of a subsystem's table:
+    /// either who waits for commands to end sees this, or what comes after it sees the new table.
+    #[inline]
+    pub(crate) fn enter(&self) {
+        self.in_hand.fetch_add(1, SeqCst);
+    }
+
+    /// Takes back one [`Queue::enter`].
+    #[inline]
+    pub(crate) fn leave(&self) {
+        self.in_hand.fetch_sub(1, SeqCst);
+    }
+
+    /// Nothing is in hand.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_hand.load(SeqCst) == 0
     }
 
     /// Deletes the queue: its connection ends.

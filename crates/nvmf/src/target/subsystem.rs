@@ -1,17 +1,17 @@
 //! An NVM subsystem, or the discovery subsystem: who may connect, its namespaces, its controllers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use flagstone_nvme::Nqn;
-use flagstone_nvme::command::fabrics::CONTROLLER_ID_MAX;
 use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
 
 use super::controller::{Controller, Host};
 use super::namespace::{Namespace, NamespaceConfig, NamespaceTable};
-use super::queue::{IoTotals, Leftovers};
+use super::queue::{IoTotals, Leftovers, Queue};
 use super::vendor::VendorHandler;
 use super::{TargetError, lock};
 use crate::limits::ALLOWED_HOSTS;
@@ -49,6 +49,8 @@ pub(crate) struct Subsystem {
     generation: AtomicU64,
     ana_changes: AtomicU64,
     controllers: Mutex<Controllers>,
+    /// I/O queues whose connections still live, cut or not.
+    queues: Mutex<Vec<Weak<Queue>>>,
     /// By host; those of hosts without controllers and connections are gone.
     leftovers: Mutex<BTreeMap<HostKey, Weak<Leftovers>>>,
     /// What went through queues that are gone.
@@ -93,6 +95,7 @@ impl Subsystem {
                 last_id: 0,
                 closed: false,
             }),
+            queues: Mutex::default(),
             leftovers: Mutex::default(),
             totals: Mutex::default(),
         })
@@ -138,7 +141,7 @@ impl Subsystem {
     /// Generation of [`Subsystem::table`].
     #[inline]
     pub(super) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
+        self.generation.load(Ordering::SeqCst)
     }
 
     /// Times the ANA log changed, from 1.
@@ -222,7 +225,8 @@ impl Subsystem {
 
     /// Shows connections and ANA log that the table is a new one.
     fn publish(&self, namespaces: MutexGuard<'_, Namespaces>) {
-        self.generation.store(namespaces.table.generation(), Ordering::Release);
+        // Sequentially consistent: see `Queue::enter`.
+        self.generation.store(namespaces.table.generation(), Ordering::SeqCst);
         // The group's list of namespaces is in the ANA log too.
         self.ana_changes.fetch_add(1, Ordering::AcqRel);
     }
@@ -236,18 +240,36 @@ impl Subsystem {
     /// subsystem is closed.
     pub(super) fn add_controller(
         &self,
+        ids: &RangeInclusive<u16>,
         make: impl FnOnce(u16) -> Controller,
     ) -> Option<Arc<Controller>> {
         let mut controllers = lock(&self.controllers);
         if controllers.closed {
             return None;
         }
-        let (low, high) = (1..=controllers.last_id, controllers.last_id + 1..=CONTROLLER_ID_MAX);
+        let last = controllers.last_id.max(ids.start() - 1);
+        let (low, high) = (*ids.start()..=last, last + 1..=*ids.end());
         let id = high.chain(low).find(|id| !controllers.live.contains_key(id))?;
         let controller = Arc::new(make(id));
         controllers.live.insert(id, controller.clone());
         controllers.last_id = id;
         Some(controller)
+    }
+
+    /// Notes an I/O queue, for [`Subsystem::busy_queues`].
+    pub(super) fn add_queue(&self, queue: &Arc<Queue>) {
+        let mut queues = lock(&self.queues);
+        // Only when there is no room without it: so it costs a constant for each queue.
+        if queues.len() == queues.capacity() {
+            queues.retain(|queue| queue.strong_count() > 0);
+        }
+        queues.push(Arc::downgrade(queue));
+    }
+
+    /// The I/O queues that have something in hand, those that were cut included.
+    pub(super) fn busy_queues(&self) -> Vec<Weak<Queue>> {
+        let busy = |queue: &Weak<Queue>| queue.upgrade().is_some_and(|queue| !queue.is_idle());
+        lock(&self.queues).iter().filter(|queue| busy(queue)).cloned().collect()
     }
 
     pub(super) fn remove_controller(&self, id: u16) {

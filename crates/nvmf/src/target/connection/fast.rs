@@ -49,12 +49,30 @@ impl Connection {
         if queue.qid == 0 || !controller.is_ready() || !queue.is_open() {
             return 0;
         }
+        // Before the look at the table: what is carried out under an old one is seen in hand.
+        let queue = queue.clone();
+        queue.enter();
+        let awaited = self.run_short_under(session, rx, rules);
+        queue.leave();
+        awaited
+    }
+
+    /// As [`Connection::run_short`], of a queue that counts as having something in hand.
+    #[inline]
+    fn run_short_under(
+        self: &Rc<Self>,
+        session: &mut Session,
+        rx: &mut Rx,
+        rules: &Rules,
+    ) -> usize {
+        let entries = session.connected.queue.entries;
+        let controller = &session.connected.controller;
         if session.table.generation() != controller.generation() {
             session.table = controller.snapshot();
         }
         let mut any = false;
         let mut awaited = 1;
-        while self.has_room(queue.entries)
+        while self.has_room(entries)
             && let Some((short, namespace)) = self.short(session, rx.front(), rules)
         {
             let done = match IoOpcode(short.command.opcode) {

@@ -23,7 +23,7 @@ mod respond;
 mod transfer;
 mod waiting;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -50,6 +50,8 @@ pub(crate) struct Connection {
     tx: Tx,
     encoder: Cell<Encoder>,
     session: RefCell<Option<Session>>,
+    /// The session's queue, where what is in hand is counted for others to see.
+    queue: OnceCell<Arc<Queue>>,
     transfers: RefCell<Transfers>,
     /// Commands received and not yet answered.
     outstanding: Cell<u32>,
@@ -156,6 +158,7 @@ impl Connection {
             target,
             encoder: Cell::new(Encoder::new(Digests::default(), 0)),
             session: RefCell::new(None),
+            queue: OnceCell::new(),
             transfers: RefCell::default(),
             outstanding: Cell::new(0),
             payload_bytes: Cell::new(0),
@@ -174,6 +177,10 @@ impl Connection {
     /// Takes on the queue that Connect gave.
     fn adopt(self: &Rc<Self>, connected: Connected) {
         let table = connected.controller.snapshot();
+        // What is in hand before Connect is Connect itself.
+        let queue = connected.queue.clone();
+        (0..self.outstanding.get()).for_each(|_| queue.enter());
+        self.queue.get_or_init(|| queue);
         let mut tasks = Vec::new();
         if connected.queue.qid == 0 {
             let (connection, controller) = (Rc::downgrade(self), connected.controller.clone());
@@ -293,6 +300,9 @@ impl Connection {
     pub(crate) fn begin(&self, payload: usize) {
         self.outstanding.set(self.outstanding.get() + 1);
         self.payload_bytes.set(self.payload_bytes.get() + payload);
+        if let Some(queue) = self.queue.get() {
+            queue.enter();
+        }
     }
 
     /// Notes that a command with `payload` bytes is answered, or was given up.
@@ -300,6 +310,9 @@ impl Connection {
     pub(crate) fn release(&self, payload: usize) {
         self.outstanding.set(self.outstanding.get() - 1);
         self.payload_bytes.set(self.payload_bytes.get() - payload);
+        if let Some(queue) = self.queue.get() {
+            queue.leave();
+        }
         self.room.notify();
     }
 
@@ -324,11 +337,18 @@ impl Connection {
     }
 
     /// Every namespace of this queue's controller, for commands that name all.
-    pub(crate) fn namespaces(&self) -> Vec<Arc<Namespace>> {
+    /// Refused as a command to any of them would be.
+    pub(crate) fn namespaces(&self) -> Result<Vec<Arc<Namespace>>, Status> {
         let session = self.session.borrow();
-        let Some(session) = session.as_ref() else { return Vec::new() };
+        let session = session.as_ref().ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())?;
         let controller = &session.connected.controller;
-        controller.snapshot().iter().filter_map(|one| controller.own_namespace(one)).collect()
+        let table = controller.snapshot();
+        match table.ana().io_status() {
+            Status::SUCCESS => {
+                Ok(table.iter().filter_map(|one| controller.own_namespace(one)).collect())
+            }
+            status => Err(status),
+        }
     }
 
     /// This queue's controller.
