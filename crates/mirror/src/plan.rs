@@ -165,7 +165,8 @@ mod tests {
                 Plan::Lead { .. } => prop_assert_eq!(there, Plan::Follow { step_down: false }),
                 Plan::AwaitStepDown => prop_assert_eq!(there, Plan::Follow { step_down: true }),
                 Plan::Follow { .. } => {
-                    prop_assert!(matches!(there, Plan::Lead { .. } | Plan::AwaitStepDown));
+                    let leads = matches!(there, Plan::Lead { .. } | Plan::AwaitStepDown);
+                    prop_assert!(leads, "{:?}", there);
                 }
                 same => prop_assert_eq!(there, same),
             }

@@ -8,7 +8,7 @@ mod cluster;
 mod link;
 mod steps;
 
-use crate::{Outcome, Scenario};
+use crate::Scenario;
 use flagstone_mirror::{Ack, Mode, WhenPeerLost};
 
 /// Synchronous.
@@ -56,7 +56,7 @@ struct Kind {
 fn passes(scenario: &Scenario, seeds: std::ops::Range<u64>) {
     for seed in seeds {
         let result = crate::runner::run_seed(scenario, seed, seed % 10 == 0);
-        let _: Outcome = result.unwrap_or_else(|failure| panic!("{failure}"));
+        let _: crate::Outcome = result.unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 
