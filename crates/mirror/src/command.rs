@@ -309,7 +309,10 @@ impl Inner {
             found.filter(|_| state.active)
         };
         let leg = leg.ok_or(Refusal::NotNow)?;
-        self.hand_over_to(leg).await.map_err(|_| Refusal::NotNow)?;
+        self.hand_over_to(leg).await.map_err(|error| {
+            tracing::warn!("the role of the source is not handed over: {error}");
+            Refusal::NotNow
+        })?;
         Ok(Reply::Done)
     }
 
@@ -327,8 +330,14 @@ impl Inner {
         };
         session.flush().await.map_err(AskError::from)?;
         // First nobody serves, durably; it is still known that we were the source.
-        self.change(|state| state.active = false);
-        self.put_away(Role::Source).await.map_err(RoleError::Io)?;
+        self.change(|state| {
+            state.active = false;
+            state.legs[leg].handing_over = true;
+        });
+        if let Err(error) = self.put_away(Role::Source).await {
+            self.lose(leg, serial);
+            return Err(RoleError::Io(error).into());
+        }
         let epoch = self.local.superblock().epoch + 1;
         let promoted = order(&session, Request::Promote { epoch }).await;
         self.lose(leg, serial);

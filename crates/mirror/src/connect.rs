@@ -166,6 +166,7 @@ impl Inner {
         self.change(|state| {
             let own = &mut state.legs[leg];
             own.serial += 1;
+            own.handing_over = false;
             (own.session, own.phase) = (Some(session.clone()), phase);
             (own.volatile_cache, own.numbering) = (peers.volatile_cache, Default::default());
             own.serial
@@ -364,7 +365,8 @@ async fn stay(
     let mut lost = session.lost();
     let unwanted = inner.wait(|state| {
         let own = &state.legs[leg];
-        let stays = own.is_current(serial) && own.wish == Wish::Mirror && state.active;
+        let wanted = own.wish == Wish::Mirror && state.active || own.handing_over;
+        let stays = own.is_current(serial) && wanted;
         (!stays || own.full || state.closed).then_some(())
     });
     let mut unwanted = std::pin::pin!(unwanted);

@@ -162,6 +162,8 @@ pub(crate) struct LegState {
     pub(crate) kicks: u64,
     /// Copy everything at the next meeting.
     pub(crate) full: bool,
+    /// The role goes over by this session: it is kept though nobody serves meanwhile.
+    pub(crate) handing_over: bool,
 }
 
 impl LegState {
@@ -184,6 +186,7 @@ impl LegState {
             not_before_ns: 0,
             kicks: 0,
             full: false,
+            handing_over: false,
         }
     }
 
