@@ -1,9 +1,10 @@
 //! Two nodes in one process: their configurations differ in their roles alone.
 
+use std::cell::Cell;
 use std::time::Duration;
 
-use flagstone_blockdev::BlockDevice;
 use flagstone_mirror::state::MirrorState;
+use flagstone_nvmf::host::MultipathDevice;
 use flagstone_nvmf::target::{NamespaceConfig, TargetConfig, serve};
 use flagstone_runtime::net::Listener;
 use flagstone_runtime::{block_on, buf, spawn_detached, time};
@@ -15,6 +16,7 @@ use crate::stack::open_volume;
 struct Node {
     target: Arc<Target>,
     mirrored: Rc<Mirrored>,
+    address: Address,
 }
 
 impl Node {
@@ -42,13 +44,13 @@ impl Node {
             NamespaceConfig { nsid: Some(1), device: opened.device, uuid, read_only: false };
         target.add_namespace(&nqn, namespace).unwrap();
         mirrored.start(&target).await.unwrap();
-        let serving = target.clone();
+        let (serving, address) = (target.clone(), listener.address().clone());
         spawn_detached(async move {
             while let Ok(stream) = listener.accept().await {
                 spawn_detached(serve(serving.clone(), stream));
             }
         });
-        Node { target, mirrored }
+        Node { target, mirrored, address }
     }
 
     fn access(&self) -> AnaState {
@@ -145,6 +147,53 @@ fn a_volume_is_made_mirrored_and_switched_over() {
         eventually("the new replica is in sync", || b.state() == MirrorState::Mirroring).await;
         b.mirrored.end().await;
         a.mirrored.end().await;
+    })
+    .unwrap();
+}
+
+/// A host with both paths writes and reads while the role goes to and fro: it waits, and has no error.
+#[test]
+fn hosts_follow_a_switchover_without_an_error() {
+    block_on(async {
+        let nodes = two_nodes().await;
+        nodes[0].mirrored.create(CreateRole::Source, false, false).await.unwrap();
+        nodes[1].mirrored.create(CreateRole::Target, false, false).await.unwrap();
+        eventually("in sync", || nodes[0].state() == MirrorState::Mirroring).await;
+        let addresses = nodes.iter().map(|node| node.address.clone()).collect();
+        let options =
+            HostOptions { loss_timeout: Duration::from_secs(60), ..HostOptions::default() };
+        let host =
+            MultipathDevice::connect(addresses, &nodes[0].mirrored.nqn, options).await.unwrap();
+        let (done, rounds) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0u64)));
+        let (ended, counted, device): (_, _, SharedDevice) = (done.clone(), rounds.clone(), host);
+        let writer = flagstone_runtime::spawn(async move {
+            while !ended.get() {
+                let round = counted.get() + 1;
+                for block in 0..8 {
+                    write(&device, block * 4096, round as u8).await.unwrap();
+                }
+                for block in 0..8 {
+                    assert_eq!(read(&device, block * 4096).await, Some(round as u8));
+                }
+                device.flush().await.unwrap();
+                counted.set(round);
+            }
+        });
+        for turn in 0..6 {
+            let (from, to) = (&nodes[turn % 2], &nodes[(turn + 1) % 2]);
+            let before = rounds.get();
+            eventually("some rounds", || rounds.get() > before + 2).await;
+            eventually("in sync", || from.state() == MirrorState::Mirroring).await;
+            from.mirrored.mirror().unwrap().switchover(0).await.unwrap();
+            eventually("it has gone over", || to.access() == AnaState::OPTIMIZED).await;
+        }
+        let before = rounds.get();
+        eventually("some rounds", || rounds.get() > before + 2).await;
+        done.set(true);
+        writer.await.unwrap();
+        for node in &nodes {
+            node.mirrored.end().await;
+        }
     })
     .unwrap();
 }
