@@ -30,7 +30,7 @@ use crate::format::superblock::Role;
 use crate::id::Uuid;
 use crate::limits::PEERS_MAX;
 use crate::options::PeerOptions;
-use crate::order::Numbering;
+use crate::order::{Gate, Numbering};
 use crate::overlap::Overlap;
 use crate::peer::{About, SharedSession};
 use crate::queue::Queue;
@@ -116,6 +116,8 @@ pub(crate) struct State {
     pub(crate) leaving_local: bool,
     /// The session that may write to us.
     pub(crate) attached: Option<Attached>,
+    /// The order of its writes.
+    pub(crate) gate: Option<Arc<Mutex<Gate>>>,
     /// Its calls in hand.
     pub(crate) served: usize,
     pub(crate) closed: bool,
@@ -229,6 +231,7 @@ impl Mirror {
             changing: false,
             leaving_local: false,
             attached: None,
+            gate: None,
             served: 0,
             closed: false,
             changes: 0,

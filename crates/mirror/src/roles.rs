@@ -115,8 +115,7 @@ impl Inner {
             return Err(RoleError::LocalFailed);
         }
         // A source of the past must not write here from now on.
-        self.change(|state| state.attached = None);
-        self.wait(|state| (state.served == 0).then_some(())).await;
+        self.end_attachment().await;
         let rank = self.rank();
         let alone = forced && !active;
         let promote = move |superblock: &mut Superblock| {

@@ -34,12 +34,37 @@ pub(super) fn run(seed: u64, kind: &Kind) -> Outcome {
     Outcome::of(sim, checks, faults)
 }
 
+/// What [`step`] does by its choice, for who looks at a failing seed with `RUST_LOG=info`.
+const WORDS: [&str; 16] = [
+    "cut both ways",
+    "cut one way",
+    "heal",
+    "heal",
+    "crash",
+    "crash",
+    "power off",
+    "restart",
+    "restart",
+    "failover",
+    "failover",
+    "switchover",
+    "wish",
+    "stall",
+    "slow",
+    "resync all",
+];
+
 /// One thing goes wrong, or is asked for.
 fn step(cluster: &Cluster) {
     let sim = &cluster.sim;
     let index = sim.random_between(0, 1) as usize;
     let (here, there) = (cluster.nodes[index], cluster.nodes[1 - index]);
     let choice = sim.random_between(0, 15);
+    tracing::info!(
+        at_us = sim.now().as_nanos() / 1000,
+        node = index,
+        what = WORDS[choice as usize]
+    );
     match choice {
         0 => {
             cluster.hub().cut(here, there);
