@@ -8,11 +8,11 @@ use std::time::Duration;
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
 use flagstone_mirror::format::newest;
 use flagstone_mirror::format::superblock::Superblock;
-use flagstone_mirror::id::Uuid;
+use flagstone_mirror::id::{Generation, Uuid};
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::{MirrorState, Wish};
-use flagstone_mirror::{Mirror, PeerOptions};
+use flagstone_mirror::{Mirror, Mode, PeerOptions};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::time;
 
@@ -30,11 +30,21 @@ pub(super) struct Line {
     pub(super) model: Shared,
     /// Changes acknowledged when it parted from the other's.
     pub(super) base: u64,
+    /// Generation on the node's disk when it parted.
+    parted_at: Generation,
+    /// The node was seen with a generation of its own since.
+    minted: bool,
 }
 
 impl Line {
-    fn has_promised(&self) -> bool {
-        self.model.acknowledged() > self.base
+    fn new(model: Shared, base: u64) -> Line {
+        Line { model, base, parted_at: Generation::NONE, minted: false }
+    }
+
+    /// Something that must not be given up silently. An asynchronous source that had not noticed
+    /// yet that it was alone had promised no more than its own disk.
+    fn has_promised(&self, mode: Mode) -> bool {
+        self.model.acknowledged() > self.base && (mode == Mode::Sync || self.minted)
     }
 }
 
@@ -95,9 +105,8 @@ impl Cluster {
         }
         let usable =
             flagstone_mirror::shape::layout(device_bytes, &shape).expect("room").usable_bytes;
-        let line = || Line { model: Shared::new(seed, usable), base: 0 };
-        let (a, mut b) = (line(), line());
-        b.model = a.model.clone();
+        let model = Shared::new(seed, usable);
+        let (a, b) = (Line::new(model.clone(), 0), Line::new(model, 0));
         let world = World {
             lines: RefCell::new([a, b]),
             lossy: Default::default(),
@@ -173,6 +182,7 @@ impl Cluster {
         } else {
             self.sim.crash(node);
         }
+        self.watch();
         self.hub().stop(node);
         self.world.loading[index].set(false);
         self.world.mirrors.borrow_mut()[index] = None;
@@ -211,12 +221,12 @@ impl Cluster {
             self.world.lossy[1 - index].set(false);
             let mut lines = self.world.lines.borrow_mut();
             if !lines[index].model.is(&lines[1 - index].model) {
-                let lost = lines[1 - index].has_promised();
+                let lost = lines[1 - index].has_promised(self.kind.mode);
                 assert!(!lost, "what the hosts of node {} were promised is given up", 1 - index);
                 let model = lines[index].model.clone();
                 let base = model.acknowledged();
                 lines[index].base = base;
-                lines[1 - index] = Line { model, base };
+                lines[1 - index] = Line::new(model, base);
             }
         }
     }
@@ -232,18 +242,31 @@ impl Cluster {
             return;
         }
         let model = lines[index].model.fork();
-        if outdated || self.kind.mode == flagstone_mirror::Mode::Async {
+        if outdated || self.kind.mode == Mode::Async {
             model.forget();
         }
         lines[1 - index].base = lines[1 - index].model.acknowledged();
-        lines[index] = Line { model, base: 0 };
+        lines[index] = Line::new(model, 0);
+        for (node, line) in lines.iter_mut().enumerate() {
+            let found = self.superblock(node);
+            line.parted_at = found.map_or(Generation::NONE, |found| found.current);
+        }
+    }
+
+    /// Notices generations that nodes have minted since they parted.
+    pub(super) fn watch(&self) {
+        let [a, b] = [0, 1].map(|node| self.superblock(node).map(|found| found.current));
+        let mut lines = self.world.lines.borrow_mut();
+        for (line, (mine, others)) in lines.iter_mut().zip([(a, b), (b, a)]) {
+            line.minted |= mine != Some(line.parted_at) && mine != others;
+        }
     }
 
     /// The operator has given up what is on a node.
     pub(super) fn give_up(&self, index: usize) {
         let mut lines = self.world.lines.borrow_mut();
         let (model, base) = (lines[1 - index].model.clone(), lines[1 - index].base);
-        lines[index] = Line { model, base };
+        lines[index] = Line::new(model, base);
     }
 
     /// What a node's disk says of its replica.

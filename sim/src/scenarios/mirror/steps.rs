@@ -56,6 +56,7 @@ const WORDS: [&str; 16] = [
 
 /// One thing goes wrong, or is asked for.
 fn step(cluster: &Cluster) {
+    cluster.watch();
     let sim = &cluster.sim;
     let index = sim.random_between(0, 1) as usize;
     let (here, there) = (cluster.nodes[index], cluster.nodes[1 - index]);
@@ -144,6 +145,7 @@ fn settle(cluster: &Cluster) {
     let mut quiet = 0;
     while !is_whole(cluster) {
         sim.run_for(Duration::from_millis(100));
+        cluster.watch();
         quiet += 1;
         if quiet % 100 == 0 {
             help(cluster);
