@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::format::superblock::Role;
 use crate::id::Generation;
-use crate::mirror::{Inner, Mirror};
+use crate::mirror::{Inner, Mirror, State};
 use crate::options::PeerOptions;
 use crate::peer::{About, Answer, AskError, Refusal, Reply, Request, identify, order};
 use crate::plan::{Plan, plan};
@@ -249,6 +249,16 @@ impl Mirror {
         self.0.shown(leg)
     }
 
+    /// Waits until another state than `was` is to be shown towards a peer, and says which.
+    ///
+    /// # Panics
+    /// When there is no such peer.
+    pub async fn state_changed(&self, leg: usize, was: MirrorState) -> MirrorState {
+        let inner = &self.0;
+        let changed = |state: &mut State| Some(inner.shown_in(state, leg)).filter(|now| *now != was);
+        inner.wait(changed).await
+    }
+
     /// All that is to be shown.
     pub fn status(&self) -> Status {
         let inner = &self.0;
@@ -356,8 +366,11 @@ impl Inner {
     }
 
     fn shown(&self, leg: usize) -> MirrorState {
+        self.shown_in(&self.lock(), leg)
+    }
+
+    fn shown_in(&self, state: &State, leg: usize) -> MirrorState {
         let superblock = self.local.superblock();
-        let state = self.lock();
         let own = &state.legs[leg];
         let record = superblock.peers.iter().find(|peer| peer.replica == own.peer);
         let behind = record.is_some_and(|peer| !peer.bases.is_empty());

@@ -138,7 +138,9 @@ impl Inner {
                 }
             }
         });
-        Ok(self.local.superblock().epoch)
+        let Superblock { replica, epoch, .. } = self.local.superblock();
+        tracing::info!(%replica, epoch, forced, "this side serves hosts");
+        Ok(epoch)
     }
 
     /// Stops serving. What hosts have in flight ends first; what they ask for next fails.
@@ -153,6 +155,7 @@ impl Inner {
             self.lose(leg, serial);
         }
         self.change(|state| state.active = false);
+        tracing::info!(replica = %self.local.superblock().replica, "this side serves no hosts");
         self.put_away(role).await
     }
 
@@ -196,7 +199,10 @@ impl Inner {
             self.lose(leg, serial);
             return Err(error);
         }
-        tracing::error!("the local leg has failed ({error}): the peer carries the volume alone");
+        tracing::error!(
+            replica = %lost,
+            "the local leg has failed ({error}): the peer carries the volume alone"
+        );
         self.change(|state| state.local_failed = true);
         if self.is_whole(leg, serial) { Ok(()) } else { Err(error) }
     }

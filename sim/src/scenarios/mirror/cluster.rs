@@ -14,7 +14,7 @@ use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::{MirrorState, Wish};
 use flagstone_mirror::{Mirror, Mode, PeerOptions};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
-use flagstone_runtime::time;
+use flagstone_runtime::{spawn_detached, time};
 
 use super::Kind;
 use super::link::{Hub, HubHandle};
@@ -55,8 +55,37 @@ pub(super) struct World {
     pub(super) lossy: [Cell<bool>; 2],
     pub(super) mirrors: RefCell<[Option<Arc<Mirror>>; 2]>,
     pub(super) stop: Rc<Cell<bool>>,
+    mode: Mode,
     /// Hosts of the node have calls in flight, or are about to.
     pub(super) loading: [Cell<bool>; 2],
+}
+
+impl World {
+    /// The state that an active node shows; none when it serves nobody.
+    fn state(&self, index: usize) -> Option<MirrorState> {
+        let mirror = self.mirrors.borrow()[index].clone()?;
+        mirror.is_active().then(|| mirror.state(0))
+    }
+
+    /// Both lines are one when this node says so, with which the other has caught up.
+    fn reconcile(&self, index: usize) {
+        let other = self.mirrors.borrow()[1 - index].clone();
+        // A source that has not heard of it yet may think so still.
+        let attached = other.is_some_and(|mirror| mirror.has_source());
+        if !attached || self.state(index) != Some(MirrorState::Mirroring) {
+            return;
+        }
+        self.lossy[1 - index].set(false);
+        let mut lines = self.lines.borrow_mut();
+        if !lines[index].model.is(&lines[1 - index].model) {
+            let lost = lines[1 - index].has_promised(self.mode);
+            assert!(!lost, "what the hosts of node {} were promised is given up", 1 - index);
+            let model = lines[index].model.clone();
+            let base = model.acknowledged();
+            lines[index].base = base;
+            lines[1 - index] = Line::new(model, base);
+        }
+    }
 }
 
 pub(super) struct Cluster {
@@ -112,6 +141,7 @@ impl Cluster {
             lossy: Default::default(),
             mirrors: Default::default(),
             stop: Rc::default(),
+            mode: kind.mode,
             loading: Default::default(),
         };
         let depth = sim.random_between(1, 12) as usize;
@@ -156,9 +186,12 @@ impl Cluster {
                     Err(_) => time::sleep(Duration::from_millis(100)).await,
                 }
             };
+            let replica = local.superblock().replica;
+            tracing::info!(node = index, %replica, lost = ?local.lost(), "the node is up");
             let mirror = Arc::new(Mirror::new(local, vec![peer]));
             world.mirrors.borrow_mut()[index] = Some(mirror.clone());
             hub.hub().serve(node, mirror.clone());
+            spawn_detached(follow(world.clone(), index, mirror.clone()));
             while mirror.start().await.is_err() {
                 time::sleep(Duration::from_millis(100)).await;
             }
@@ -197,8 +230,7 @@ impl Cluster {
 
     /// The state that an active node shows; none when it serves nobody.
     pub(super) fn state(&self, index: usize) -> Option<MirrorState> {
-        let mirror = self.mirror(index)?;
-        mirror.is_active().then(|| mirror.state(0))
+        self.world.state(index)
     }
 
     pub(super) fn shown(&self, index: usize) -> Option<MirrorState> {
@@ -212,23 +244,7 @@ impl Cluster {
 
     /// Lines that have become one are one.
     pub(super) fn reconcile(&self) {
-        for index in 0..2 {
-            // A source that has not heard of it yet may think so still.
-            let attached = self.mirror(1 - index).is_some_and(|mirror| mirror.has_source());
-            if !attached || self.state(index) != Some(MirrorState::Mirroring) {
-                continue;
-            }
-            self.world.lossy[1 - index].set(false);
-            let mut lines = self.world.lines.borrow_mut();
-            if !lines[index].model.is(&lines[1 - index].model) {
-                let lost = lines[1 - index].has_promised(self.kind.mode);
-                assert!(!lost, "what the hosts of node {} were promised is given up", 1 - index);
-                let model = lines[index].model.clone();
-                let base = model.acknowledged();
-                lines[index].base = base;
-                lines[1 - index] = Line::new(model, base);
-            }
-        }
+        (0..2).for_each(|index| self.world.reconcile(index));
     }
 
     /// The node is about to serve though the other may: from now on their data may differ.
@@ -308,6 +324,15 @@ fn devices(separate_log: bool) -> (SharedDevice, Option<SharedDevice>) {
         FileDevice::open(path, &options()).expect("the disk is free")
     };
     (open(DATA), separate_log.then(|| open(LOG)))
+}
+
+/// Notices each moment at which both are one.
+async fn follow(world: Rc<World>, index: usize, mirror: Arc<Mirror>) {
+    let mut state = MirrorState::Disconnected;
+    loop {
+        state = mirror.state_changed(0, state).await;
+        world.reconcile(index);
+    }
 }
 
 /// The hosts of one node: load it whenever it serves, until the node dies.
