@@ -167,8 +167,7 @@ fn is_whole(cluster: &Cluster) -> bool {
 /// What an operator does about a mirror that does not come up by itself.
 fn help(cluster: &Cluster) {
     let shown = [0, 1].map(|index| cluster.shown(index));
-    let split = shown.iter().any(|state| *state == Some(MirrorState::SplitBrain));
-    if split {
+    if shown.contains(&Some(MirrorState::SplitBrain)) {
         let one = {
             let lines = cluster.world.lines.borrow();
             lines[0].model.is(&lines[1].model)
@@ -187,10 +186,8 @@ fn help(cluster: &Cluster) {
                 .is_some_and(|found| !found.flags.inconsistent && !found.current.is_none())
         };
         let all_shown = shown.iter().all(|state| *state == Some(MirrorState::NoSource));
-        if all_shown {
-            if let Some(index) = (0..2).find(|index| whole(*index)) {
-                failover(cluster, index);
-            }
+        if all_shown && let Some(index) = (0..2).find(|index| whole(*index)) {
+            failover(cluster, index);
         }
     }
 }
