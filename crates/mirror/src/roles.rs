@@ -93,13 +93,7 @@ impl Inner {
         others.filter(|other: &Uuid| !other.is_none() && *other < mine).count() as u64
     }
 
-    /// Becomes the source, of an epoch later than `seen` and than all that were seen here. `forced`
-    /// when the peer was not asked.
-    pub(crate) async fn activate(
-        self: &Arc<Self>,
-        seen: u64,
-        forced: bool,
-    ) -> Result<u64, RoleError> {
+    fn may_serve(&self) -> Result<(), RoleError> {
         let superblock = self.local.superblock();
         if superblock.flags.inconsistent {
             return Err(RoleError::Inconsistent);
@@ -107,15 +101,25 @@ impl Inner {
         if superblock.current.is_none() {
             return Err(RoleError::Blank);
         }
-        let (active, failed) = {
-            let state = self.lock();
-            (state.active, state.local_failed)
-        };
-        if failed {
+        if self.lock().local_failed {
             return Err(RoleError::LocalFailed);
         }
-        // A source of the past must not write here from now on.
+        Ok(())
+    }
+
+    /// Becomes the source, of an epoch later than `seen` and than all that were seen here. `forced`
+    /// when the peer was not asked.
+    pub(crate) async fn activate(
+        self: &Arc<Self>,
+        seen: u64,
+        forced: bool,
+    ) -> Result<u64, RoleError> {
+        self.may_serve()?;
+        // A source of the past must not write here from now on. What it has begun may be a resync:
+        // so ask again.
         self.end_attachment().await;
+        self.may_serve()?;
+        let active = self.lock().active;
         let rank = self.rank();
         let alone = forced && !active;
         let promote = move |superblock: &mut Superblock| {
