@@ -51,6 +51,8 @@ struct Sector {
     changing: Option<u32>,
     /// What is there is not known: it may be any version.
     unknown: bool,
+    /// The same of what a power loss may leave.
+    unknown_after_loss: bool,
 }
 
 impl Sector {
@@ -111,6 +113,7 @@ impl Shared {
             busy: false,
             changing: None,
             unknown: false,
+            unknown_after_loss: false,
         };
         let mut sectors = Vec::new();
         sectors.resize_with(bytes as usize / SECTOR_BYTES, sector);
@@ -154,6 +157,7 @@ impl Shared {
                 busy: false,
                 changing: None,
                 unknown: sector.unknown,
+                unknown_after_loss: sector.unknown_after_loss,
             };
             if let Some(version) = sector.changing {
                 copy.doubt(model.now, version);
@@ -175,10 +179,11 @@ impl Shared {
         Shared(Rc::new(RefCell::new(copy)))
     }
 
-    /// Any earlier state may be found from now on, sector by sector.
+    /// Any earlier state may be found from now on, sector by sector. A flush comes before the next
+    /// read.
     pub fn forget(&self) {
         for sector in &mut self.0.borrow_mut().sectors {
-            sector.unknown = true;
+            (sector.unknown, sector.unknown_after_loss, sector.untouched) = (true, true, true);
         }
     }
 
@@ -233,7 +238,8 @@ impl Shared {
     pub fn begin_flush(&self) -> Flush {
         let model = self.0.borrow();
         // A failed flush has left doubt about the tainted ones: this one does not end it.
-        let covered = |sector: &Sector| (!sector.tainted).then(|| sector.visible.clone());
+        let known = |sector: &Sector| !sector.tainted && !sector.unknown;
+        let covered = |sector: &Sector| known(sector).then(|| sector.visible.clone());
         let sectors = model.sectors.iter().map(covered).collect();
         let (began, losses) = (model.now, model.losses);
         Flush { model: self.clone(), began, losses, visible: sectors, answered: false }
@@ -253,6 +259,7 @@ impl Shared {
             if sector.tainted_since > flush.began || sector.durable_since > flush.began {
                 continue;
             }
+            sector.unknown_after_loss = false;
             sector.after_loss.retain(|(since, _)| *since > flush.began);
             sector.after_loss.extend(visible.iter().map(|version| (flush.began, *version)));
             sector.after_loss.extend(sector.late.iter().map(|version| (flush.began, *version)));
@@ -293,6 +300,7 @@ impl Shared {
             left.dedup();
             sector.after_loss = left.iter().map(|version| (now, *version)).collect();
             sector.visible = left;
+            sector.unknown |= sector.unknown_after_loss;
             sector.late.clear();
             sector.tainted = false;
             sector.untouched = true;
@@ -359,6 +367,7 @@ impl Claim {
             sector.tainted = false;
             sector.untouched = false;
             if fua {
+                sector.unknown_after_loss = false;
                 sector.after_loss = sector.late.iter().map(|version| (now, *version)).collect();
                 sector.durable_since = now;
             }
@@ -394,7 +403,11 @@ impl Claim {
             match found {
                 Ok(version) if sector.unknown => {
                     (sector.visible, sector.unknown) = (vec![version], false);
-                    sector.after_loss = vec![(now, version)];
+                    if sector.untouched {
+                        sector.unknown_after_loss = false;
+                        sector.after_loss.clear();
+                    }
+                    sector.after_loss.push((now, version));
                     sector.late.clear();
                 }
                 Ok(version) if allowed(&version) => {
@@ -605,6 +618,23 @@ mod tests {
         let half = [&bytes[..512], &[0; 3584]].concat();
         read(&model, &half);
         assert!(breaks(|| read(&model, &bytes)));
+    }
+
+    #[test]
+    fn what_was_never_known_a_power_loss_may_bring_back_under_an_unflushed_write() {
+        let model = Shared::new(1, 1 << 20);
+        let old = write(&model, true);
+        write(&model, true);
+        model.forget();
+        let third = write(&model, false);
+        model.power_lost();
+        read(&model, &[&old[..512], &third[512..]].concat());
+        model.forget();
+        let fourth = write(&model, false);
+        model.flushed(model.begin_flush());
+        model.power_lost();
+        assert!(breaks(|| read(&model, &old)));
+        read(&model, &fourth);
     }
 
     #[test]

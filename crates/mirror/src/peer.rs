@@ -150,6 +150,7 @@ pub struct Attach {
 }
 
 /// A reply.
+#[expect(clippy::large_enum_variant, reason = "one at a time, some a session")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// It is done, durably.

@@ -31,6 +31,7 @@ use crate::part::Part;
 pub use crate::recover::Lost;
 use crate::recover::{Recovered, make, recover};
 use crate::shape::{Layout, Shape, layout};
+use crate::state::Wish;
 use crate::turn::{Turn, Turns};
 
 /// Why a replica cannot be made or opened.
@@ -183,6 +184,7 @@ impl Replica {
             history: List::default(),
             log: made.start.name,
             incarnation: 1,
+            wishes: [Wish::default(); PEERS_MAX],
             peers: [PeerRecord::default(); PEERS_MAX],
         };
         Ok(write_page(&device, layout.superblocks[0], &superblock.encode()).await?)

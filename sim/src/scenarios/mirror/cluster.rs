@@ -8,13 +8,13 @@ use std::time::Duration;
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
 use flagstone_mirror::format::newest;
 use flagstone_mirror::format::superblock::Superblock;
-use flagstone_mirror::id::Uuid;
+use flagstone_mirror::id::{Generation, Uuid};
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::{MirrorState, Wish};
-use flagstone_mirror::{Mirror, PeerOptions};
+use flagstone_mirror::{Mirror, Mode, PeerOptions};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
-use flagstone_runtime::time;
+use flagstone_runtime::{spawn_detached, time};
 
 use super::Kind;
 use super::link::{Hub, HubHandle};
@@ -30,11 +30,21 @@ pub(super) struct Line {
     pub(super) model: Shared,
     /// Changes acknowledged when it parted from the other's.
     pub(super) base: u64,
+    /// Generation on the node's disk when it parted.
+    parted_at: Generation,
+    /// The node was seen with a generation of its own since.
+    minted: bool,
 }
 
 impl Line {
-    fn has_promised(&self) -> bool {
-        self.model.acknowledged() > self.base
+    fn new(model: Shared, base: u64) -> Line {
+        Line { model, base, parted_at: Generation::NONE, minted: false }
+    }
+
+    /// Something that must not be given up silently. An asynchronous source that had not noticed
+    /// yet that it was alone had promised no more than its own disk.
+    fn has_promised(&self, mode: Mode) -> bool {
+        self.model.acknowledged() > self.base && (mode == Mode::Sync || self.minted)
     }
 }
 
@@ -45,8 +55,37 @@ pub(super) struct World {
     pub(super) lossy: [Cell<bool>; 2],
     pub(super) mirrors: RefCell<[Option<Arc<Mirror>>; 2]>,
     pub(super) stop: Rc<Cell<bool>>,
+    mode: Mode,
     /// Hosts of the node have calls in flight, or are about to.
     pub(super) loading: [Cell<bool>; 2],
+}
+
+impl World {
+    /// The state that an active node shows; none when it serves nobody.
+    fn state(&self, index: usize) -> Option<MirrorState> {
+        let mirror = self.mirrors.borrow()[index].clone()?;
+        mirror.is_active().then(|| mirror.state(0))
+    }
+
+    /// Both lines are one when this node says so, with which the other has caught up.
+    fn reconcile(&self, index: usize) {
+        let other = self.mirrors.borrow()[1 - index].clone();
+        // A source that has not heard of it yet may think so still.
+        let attached = other.is_some_and(|mirror| mirror.has_source());
+        if !attached || self.state(index) != Some(MirrorState::Mirroring) {
+            return;
+        }
+        self.lossy[1 - index].set(false);
+        let mut lines = self.lines.borrow_mut();
+        if !lines[index].model.is(&lines[1 - index].model) {
+            let lost = lines[1 - index].has_promised(self.mode);
+            assert!(!lost, "what the hosts of node {} were promised is given up", 1 - index);
+            let model = lines[index].model.clone();
+            let base = model.acknowledged();
+            lines[index].base = base;
+            lines[1 - index] = Line::new(model, base);
+        }
+    }
 }
 
 pub(super) struct Cluster {
@@ -95,14 +134,14 @@ impl Cluster {
         }
         let usable =
             flagstone_mirror::shape::layout(device_bytes, &shape).expect("room").usable_bytes;
-        let line = || Line { model: Shared::new(seed, usable), base: 0 };
-        let (a, mut b) = (line(), line());
-        b.model = a.model.clone();
+        let model = Shared::new(seed, usable);
+        let (a, b) = (Line::new(model.clone(), 0), Line::new(model, 0));
         let world = World {
             lines: RefCell::new([a, b]),
             lossy: Default::default(),
             mirrors: Default::default(),
             stop: Rc::default(),
+            mode: kind.mode,
             loading: Default::default(),
         };
         let depth = sim.random_between(1, 12) as usize;
@@ -147,9 +186,12 @@ impl Cluster {
                     Err(_) => time::sleep(Duration::from_millis(100)).await,
                 }
             };
+            let replica = local.superblock().replica;
+            tracing::info!(node = index, %replica, lost = ?local.lost(), "the node is up");
             let mirror = Arc::new(Mirror::new(local, vec![peer]));
             world.mirrors.borrow_mut()[index] = Some(mirror.clone());
             hub.hub().serve(node, mirror.clone());
+            spawn_detached(follow(world.clone(), index, mirror.clone()));
             while mirror.start().await.is_err() {
                 time::sleep(Duration::from_millis(100)).await;
             }
@@ -173,6 +215,7 @@ impl Cluster {
         } else {
             self.sim.crash(node);
         }
+        self.watch();
         self.hub().stop(node);
         self.world.loading[index].set(false);
         self.world.mirrors.borrow_mut()[index] = None;
@@ -187,8 +230,7 @@ impl Cluster {
 
     /// The state that an active node shows; none when it serves nobody.
     pub(super) fn state(&self, index: usize) -> Option<MirrorState> {
-        let mirror = self.mirror(index)?;
-        mirror.is_active().then(|| mirror.state(0))
+        self.world.state(index)
     }
 
     pub(super) fn shown(&self, index: usize) -> Option<MirrorState> {
@@ -202,23 +244,7 @@ impl Cluster {
 
     /// Lines that have become one are one.
     pub(super) fn reconcile(&self) {
-        for index in 0..2 {
-            // A source that has not heard of it yet may think so still.
-            let attached = self.mirror(1 - index).is_some_and(|mirror| mirror.has_source());
-            if !attached || self.state(index) != Some(MirrorState::Mirroring) {
-                continue;
-            }
-            self.world.lossy[1 - index].set(false);
-            let mut lines = self.world.lines.borrow_mut();
-            if !lines[index].model.is(&lines[1 - index].model) {
-                let lost = lines[1 - index].has_promised();
-                assert!(!lost, "what the hosts of node {} were promised is given up", 1 - index);
-                let model = lines[index].model.clone();
-                let base = model.acknowledged();
-                lines[index].base = base;
-                lines[1 - index] = Line { model, base };
-            }
-        }
+        (0..2).for_each(|index| self.world.reconcile(index));
     }
 
     /// The node is about to serve though the other may: from now on their data may differ.
@@ -232,18 +258,31 @@ impl Cluster {
             return;
         }
         let model = lines[index].model.fork();
-        if outdated || self.kind.mode == flagstone_mirror::Mode::Async {
+        if outdated || self.kind.mode == Mode::Async {
             model.forget();
         }
         lines[1 - index].base = lines[1 - index].model.acknowledged();
-        lines[index] = Line { model, base: 0 };
+        lines[index] = Line::new(model, 0);
+        for (node, line) in lines.iter_mut().enumerate() {
+            let found = self.superblock(node);
+            line.parted_at = found.map_or(Generation::NONE, |found| found.current);
+        }
+    }
+
+    /// Notices generations that nodes have minted since they parted.
+    pub(super) fn watch(&self) {
+        let [a, b] = [0, 1].map(|node| self.superblock(node).map(|found| found.current));
+        let mut lines = self.world.lines.borrow_mut();
+        for (line, (mine, others)) in lines.iter_mut().zip([(a, b), (b, a)]) {
+            line.minted |= mine != Some(line.parted_at) && mine != others;
+        }
     }
 
     /// The operator has given up what is on a node.
     pub(super) fn give_up(&self, index: usize) {
         let mut lines = self.world.lines.borrow_mut();
         let (model, base) = (lines[1 - index].model.clone(), lines[1 - index].base);
-        lines[index] = Line { model, base };
+        lines[index] = Line::new(model, base);
     }
 
     /// What a node's disk says of its replica.
@@ -285,6 +324,15 @@ fn devices(separate_log: bool) -> (SharedDevice, Option<SharedDevice>) {
         FileDevice::open(path, &options()).expect("the disk is free")
     };
     (open(DATA), separate_log.then(|| open(LOG)))
+}
+
+/// Notices each moment at which both are one.
+async fn follow(world: Rc<World>, index: usize, mirror: Arc<Mirror>) {
+    let mut state = MirrorState::Disconnected;
+    loop {
+        state = mirror.state_changed(0, state).await;
+        world.reconcile(index);
+    }
 }
 
 /// The hosts of one node: load it whenever it serves, until the node dies.

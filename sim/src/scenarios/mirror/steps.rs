@@ -34,12 +34,38 @@ pub(super) fn run(seed: u64, kind: &Kind) -> Outcome {
     Outcome::of(sim, checks, faults)
 }
 
+/// What [`step`] does by its choice, for who looks at a failing seed with `RUST_LOG=info`.
+const WORDS: [&str; 16] = [
+    "cut both ways",
+    "cut one way",
+    "heal",
+    "heal",
+    "crash",
+    "crash",
+    "power off",
+    "restart",
+    "restart",
+    "failover",
+    "failover",
+    "switchover",
+    "wish",
+    "stall",
+    "slow",
+    "resync all",
+];
+
 /// One thing goes wrong, or is asked for.
 fn step(cluster: &Cluster) {
+    cluster.watch();
     let sim = &cluster.sim;
     let index = sim.random_between(0, 1) as usize;
     let (here, there) = (cluster.nodes[index], cluster.nodes[1 - index]);
     let choice = sim.random_between(0, 15);
+    tracing::info!(
+        at_us = sim.now().as_nanos() / 1000,
+        node = index,
+        what = WORDS[choice as usize]
+    );
     match choice {
         0 => {
             cluster.hub().cut(here, there);
@@ -119,6 +145,7 @@ fn settle(cluster: &Cluster) {
     let mut quiet = 0;
     while !is_whole(cluster) {
         sim.run_for(Duration::from_millis(100));
+        cluster.watch();
         quiet += 1;
         if quiet % 100 == 0 {
             help(cluster);
@@ -140,8 +167,7 @@ fn is_whole(cluster: &Cluster) -> bool {
 /// What an operator does about a mirror that does not come up by itself.
 fn help(cluster: &Cluster) {
     let shown = [0, 1].map(|index| cluster.shown(index));
-    let split = shown.iter().any(|state| *state == Some(MirrorState::SplitBrain));
-    if split {
+    if shown.contains(&Some(MirrorState::SplitBrain)) {
         let one = {
             let lines = cluster.world.lines.borrow();
             lines[0].model.is(&lines[1].model)
@@ -160,10 +186,8 @@ fn help(cluster: &Cluster) {
                 .is_some_and(|found| !found.flags.inconsistent && !found.current.is_none())
         };
         let all_shown = shown.iter().all(|state| *state == Some(MirrorState::NoSource));
-        if all_shown {
-            if let Some(index) = (0..2).find(|index| whole(*index)) {
-                failover(cluster, index);
-            }
+        if all_shown && let Some(index) = (0..2).find(|index| whole(*index)) {
+            failover(cluster, index);
         }
     }
 }
