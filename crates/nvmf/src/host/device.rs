@@ -20,7 +20,7 @@ use super::association::Association;
 use super::command::Data;
 use super::connect::Place;
 use super::shape::Shape;
-use super::window::run_all;
+use super::window::{run_all, run_at_once};
 use super::{HostError, HostOptions};
 use crate::limits::{HOST_DISCONNECT_TIMEOUT, HOST_ZERO_BYTES};
 
@@ -403,7 +403,7 @@ impl Io {
         }
     }
 
-    /// Writes when it is its turn: at most a transfer.
+    /// Writes when it is its turn: a command for each transfer, all of the same order.
     pub(super) fn submit_ordered(
         self,
         offset: u64,
@@ -414,13 +414,38 @@ impl Io {
         if let Err(error) = self.check_write(offset, data.len()) {
             return IoFuture::ready(Err(error));
         }
-        if data.len() > self.shape.transfer_bytes as usize {
-            return IoFuture::ready(Err(IoError::Unsupported));
+        if data.len() <= self.shape.transfer_bytes as usize {
+            return self.ordered(offset, data, fua, order);
         }
+        IoFuture::later(self.ordered_pieces(offset, data, fua, order))
+    }
+
+    /// Writes at most a transfer when it is its turn.
+    #[inline]
+    fn ordered(&self, offset: u64, data: Buf, fua: bool, order: Order) -> IoFuture<()> {
         let range = self.range(offset, data.len() as u64);
         let sgl = SglDescriptor::transport(data.len() as u32);
         let command = OrderedWrite { range, fua, order }.command(0, self.shape.nsid, sgl);
         self.change(command, Data::Out(data))
+    }
+
+    /// All at once: a write of a later order epoch waits at the target for every piece, so that
+    /// none of them may wait for a slot that such a write has.
+    async fn ordered_pieces(
+        self,
+        offset: u64,
+        data: Buf,
+        fua: bool,
+        order: Order,
+    ) -> Result<(), IoError> {
+        let transfer = u64::from(self.shape.transfer_bytes);
+        let mut pieces = Pieces::new(offset, data.len() as u64, transfer);
+        run_at_once(|| {
+            let (at, len) = pieces.next()?;
+            let start = (at - offset) as usize;
+            Some(self.ordered(at, data.slice(start..start + len as usize), fua, order))
+        })
+        .await
     }
 
     /// Writes zeroes when it is its turn: of any length.
