@@ -23,6 +23,8 @@ use flagstone_runtime::{buf, spawn_detached, time};
 const DATA: &str = "/dev/data";
 const DEVICE_BYTES: u64 = 1 << 20;
 const PORT: u16 = 4420;
+/// What one command of the link carries.
+const TRANSFER_BYTES: u32 = 8192;
 
 fn subsystem() -> Nqn {
     let volume = Nqn::new("nqn.2026-01.io.flagstone:db").unwrap();
@@ -35,6 +37,16 @@ fn host(node: usize) -> Nqn {
 
 fn open() -> SharedDevice {
     FileDevice::open(DATA, &FileOptions::default()).expect("it is free")
+}
+
+/// Transfers are short, so that writes are several.
+fn target_config() -> TargetConfig {
+    TargetConfig {
+        mdts_bytes: TRANSFER_BYTES,
+        in_capsule_bytes: 4096,
+        max_namespaces: 16,
+        ..TargetConfig::default()
+    }
 }
 
 type Mirrors = Rc<RefCell<[Option<Arc<Mirror>>; 2]>>;
@@ -93,7 +105,7 @@ impl World {
                 }
             };
             let mirror = Arc::new(Mirror::new(local, vec![peer]));
-            let target = Target::new(TargetConfig::default()).unwrap();
+            let target = Target::new(target_config()).unwrap();
             let (nqn, serial) = (subsystem(), "1".to_owned());
             let config = SubsystemConfig { nqn, serial, allow_hosts: vec![host(1 - index)] };
             serve_replica(&target, config, [9; 16], mirror.clone()).unwrap();
@@ -130,9 +142,13 @@ impl World {
     }
 
     fn write(&self, index: usize, offset: u64, byte: u8) {
+        self.write_long(index, offset, byte, 4096);
+    }
+
+    fn write_long(&self, index: usize, offset: u64, byte: u8, len: usize) {
         let mirror = self.mirror(index);
         let written = self.sim.spawn_on(self.nodes[index], async move {
-            let mut data = buf::alloc_small(4096);
+            let mut data = buf::alloc(len).await;
             data.fill(byte);
             mirror.write(offset, data.freeze(), true).await
         });
@@ -213,4 +229,26 @@ fn a_link_that_is_cut_comes_back() {
     world.until_mirroring(0);
     world.fail_over_to(1);
     assert_eq!(world.read(1, 0), 5);
+}
+
+/// A write of more than one transfer is several commands, and counts as that many in its order: the
+/// link would be lost otherwise, or later writes wait for ever.
+#[test]
+fn long_writes_keep_their_order() {
+    for seed in 1..=4 {
+        let world = World::new(seed, Mode::Async);
+        world.until_mirroring(0);
+        let long = 5 * TRANSFER_BYTES as usize + 4096;
+        for round in 0..20u8 {
+            world.write_long(0, 4096, 2 * round + 1, long);
+            world.write(0, 8192, 2 * round + 2);
+        }
+        for _ in 0..500 {
+            assert_eq!(world.mirror(0).state(0), MirrorState::Mirroring, "seed {seed}");
+            world.sim.run_for(Duration::from_millis(10));
+        }
+        world.fail_over_to(1);
+        let found: Vec<u8> = (0..13).map(|block| world.read(1, block * 4096)).collect();
+        assert_eq!(found, [0, 39, 40, 39, 39, 39, 39, 39, 39, 39, 39, 39, 0], "seed {seed}");
+    }
 }
