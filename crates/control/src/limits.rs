@@ -20,6 +20,12 @@ pub const MAX_SHOWN_VALUE_CHARS: usize = 60;
 /// (1,024 bytes an entry, so 4 MiB).
 pub const MAX_VOLUMES: usize = 4096;
 
+/// Most other nodes.
+pub const MAX_PEERS: usize = 15;
+
+/// Most of them that one volume is mirrored to.
+pub const MAX_MIRROR_PEERS: usize = flagstone_mirror::limits::PEERS_MAX;
+
 /// Most shared limits of one server: one for each volume, and nobody needs more.
 pub const MAX_SHARED_LIMITS: usize = MAX_VOLUMES;
 

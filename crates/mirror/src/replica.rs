@@ -63,7 +63,7 @@ pub struct Create {
     pub volume: Uuid,
     /// The data device holds the volume's data, of a new generation. Else the replica is blank.
     pub with_data: bool,
-    /// Granularities; the size is found from the device's.
+    /// Granularities, and the size: as large as the device allows, but no larger than this.
     pub shape: Shape,
 }
 
@@ -111,7 +111,11 @@ fn check_blocks(device: &SharedDevice, log: Option<&SharedDevice>) -> Result<(),
     Ok(())
 }
 
-async fn read_superblock(device: &SharedDevice) -> Result<Superblock, ReplicaError> {
+/// The superblock on a device, as it is on disk.
+///
+/// # Errors
+/// [`ReplicaError::Superblock`] where there is no replica; or of the device.
+pub async fn read_superblock(device: &SharedDevice) -> Result<Superblock, ReplicaError> {
     let page = PAGE_BYTES as u64;
     let end = device.geometry().size_bytes / page * page;
     let first = end.checked_sub(2 * page).ok_or(ReplicaError::DataTooSmall)?;
@@ -145,9 +149,7 @@ impl Replica {
         create: Create,
     ) -> Result<(), ReplicaError> {
         check_blocks(&device, log.as_ref())?;
-        // As large as the device allows.
-        let whole = Shape { usable_bytes: u64::MAX, ..create.shape };
-        let (layout, shape, area) = places(&device, log, &whole)?;
+        let (layout, shape, area) = places(&device, log, &create.shape)?;
         // First the earlier replica's superblocks: its log is about to be overwritten.
         for at in layout.superblocks {
             write_page(&device, at, &[0; PAGE_BYTES]).await?;
@@ -169,6 +171,21 @@ impl Replica {
             peers: [PeerRecord::default(); PEERS_MAX],
         };
         Ok(write_page(&device, layout.superblocks[0], &superblock.encode()).await?)
+    }
+
+    /// Forgets a replica: its superblocks are zeroed. What hosts wrote stays, and nobody can tell any
+    /// more what it is a replica of. It must not be open.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub async fn forget(device: &SharedDevice) -> Result<(), IoError> {
+        let page = PAGE_BYTES as u64;
+        let end = device.geometry().size_bytes / page * page;
+        for slot in [2, 1] {
+            let at = end.checked_sub(slot * page).ok_or(IoError::OutOfRange)?;
+            write_page(device, at, &[0; PAGE_BYTES]).await?;
+        }
+        Ok(())
     }
 
     /// Opens a replica. A log that cannot be trusted is replaced by one all of whose bits are set;
