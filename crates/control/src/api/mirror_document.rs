@@ -34,6 +34,8 @@ pub struct ReplicaDocument {
     pub role: String,
     /// Hosts are served from here.
     pub active: bool,
+    /// A source is attached to it.
+    pub has_source: bool,
     /// A resync to it has not ended: its data is of no moment in time.
     pub inconsistent: bool,
     /// The local leg has failed: a peer carries the volume.
@@ -96,6 +98,10 @@ pub struct PeerDocument {
     pub ack: String,
     /// `continue` or `strict`.
     pub when_peer_lost: String,
+    /// A resync compares checksums first, and copies what differs.
+    pub compare: bool,
+    /// Everything is copied, or is going to be.
+    pub full_resync: bool,
     /// What it said when it was met last; `null` before.
     pub met: Option<MetDocument>,
     /// What it lacks, at the bitmap's granularity.
