@@ -6,6 +6,10 @@
 
 mod cluster;
 mod link;
+#[cfg(test)]
+mod others;
+#[cfg(test)]
+mod pair;
 mod steps;
 
 use crate::Scenario;
