@@ -239,24 +239,34 @@ impl Shared {
         let model = self.0.borrow();
         // A failed flush has left doubt about the tainted ones: this one does not end it.
         let known = |sector: &Sector| !sector.tainted && !sector.unknown;
-        let covered = |sector: &Sector| known(sector).then(|| sector.visible.clone());
-        let sectors = model.sectors.iter().map(covered).collect();
+        let (mut versions, mut ends) = (Vec::new(), Vec::with_capacity(model.sectors.len()));
+        for sector in &model.sectors {
+            if known(sector) {
+                versions.extend_from_slice(&sector.visible);
+            }
+            ends.push(versions.len());
+        }
         let (began, losses) = (model.now, model.losses);
-        Flush { model: self.clone(), began, losses, visible: sectors, answered: false }
+        Flush { model: self.clone(), began, losses, versions, ends, answered: false }
     }
 
     /// A flush was acknowledged.
     pub fn flushed(&self, mut flush: Flush) {
         flush.answered = true;
-        let visible = std::mem::take(&mut flush.visible);
+        let ends = std::mem::take(&mut flush.ends);
         let mut model = self.0.borrow_mut();
         if model.losses != flush.losses {
             // It was carried out before the loss or after: nobody knows.
             return;
         }
-        for (sector, visible) in model.sectors.iter_mut().zip(visible) {
-            let Some(visible) = visible else { continue };
-            if sector.tainted_since > flush.began || sector.durable_since > flush.began {
+        let mut from = 0;
+        for (sector, end) in model.sectors.iter_mut().zip(ends) {
+            let visible = &flush.versions[std::mem::replace(&mut from, end)..end];
+            // Nothing is known, or it is tainted.
+            if visible.is_empty()
+                || sector.tainted_since > flush.began
+                || sector.durable_since > flush.began
+            {
                 continue;
             }
             sector.unknown_after_loss = false;
@@ -315,7 +325,9 @@ pub struct Flush {
     model: Shared,
     began: u64,
     losses: u64,
-    visible: Vec<Option<Vec<u32>>>,
+    /// What reads could return when it began, sector after sector, and where each one's ends.
+    versions: Vec<u32>,
+    ends: Vec<usize>,
     answered: bool,
 }
 
@@ -362,7 +374,8 @@ impl Claim {
                 sector.doubt(now, ZEROES);
                 continue;
             }
-            sector.visible = vec![self.version];
+            sector.visible.clear();
+            sector.visible.push(self.version);
             sector.unknown = false;
             sector.tainted = false;
             sector.untouched = false;
@@ -460,8 +473,11 @@ fn content(seed: u64, sector: usize, version: u32) -> [u8; SECTOR_BYTES] {
     let mut rng = Rng::new(seed ^ name);
     let (words, _) = bytes.as_chunks_mut::<8>();
     words[0] = name.to_le_bytes();
+    // One draw a sector: words apart by an odd constant each are as different as is needed here.
+    let mut next = rng.next_u64();
     for word in &mut words[1..] {
-        *word = rng.next_u64().to_le_bytes();
+        *word = next.to_le_bytes();
+        next = next.wrapping_add(0x9E37_79B9_7F4A_7C15);
     }
     bytes
 }

@@ -319,6 +319,20 @@ impl PartialEq for Kind {
     }
 }
 
+impl Drop for Cluster {
+    /// Tasks hold mirrors, these the way to each other, and that the world with its tasks.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for node in self.nodes.into_iter().filter(|node| self.sim.is_up(*node)) {
+            self.sim.crash(node);
+        }
+        self.world.mirrors.take();
+        self.hub().clear();
+    }
+}
+
 fn devices(separate_log: bool) -> (SharedDevice, Option<SharedDevice>) {
     let open = |path: &str| -> SharedDevice {
         FileDevice::open(path, &options()).expect("the disk is free")

@@ -32,8 +32,10 @@ pub(super) struct Hub {
     slow: Cell<Duration>,
     pub(super) messages: Cell<u64>,
     /// What becomes of requests, for tests of what is lost where.
-    fate: RefCell<Option<Box<dyn Fn(&Request) -> Fate>>>,
+    fate: RefCell<Option<FateOf>>,
 }
+
+type FateOf = Box<dyn Fn(&Request) -> Fate>;
 
 /// What becomes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +87,12 @@ impl Hub {
     /// The node's process has ended.
     pub(super) fn stop(&self, node: NodeId) {
         self.serving.borrow_mut().retain(|(other, ..)| *other != node);
+    }
+
+    /// The world ends: what is there holds itself in a circle.
+    pub(super) fn clear(&self) {
+        self.serving.borrow_mut().clear();
+        self.fate.borrow_mut().take();
     }
 
     pub(super) fn cut(&self, from: NodeId, to: NodeId) {
