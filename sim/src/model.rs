@@ -80,8 +80,8 @@ pub struct Model {
     /// Counts acknowledgements, so that flushes know what they cover.
     now: u64,
     checks: u64,
-    /// Changes acknowledged.
-    acknowledged: u64,
+    /// When the latest change that was acknowledged had begun.
+    promised: Option<u64>,
 }
 
 /// What a change does.
@@ -126,7 +126,7 @@ impl Shared {
             flushes_fail: false,
             now: 1,
             checks: 0,
-            acknowledged: 0,
+            promised: None,
         })))
     }
 
@@ -174,7 +174,7 @@ impl Shared {
             flushes_fail: model.flushes_fail,
             now: model.now,
             checks: 0,
-            acknowledged: 0,
+            promised: None,
         };
         Shared(Rc::new(RefCell::new(copy)))
     }
@@ -187,9 +187,17 @@ impl Shared {
         }
     }
 
-    /// Changes acknowledged so far, since the fork.
-    pub fn acknowledged(&self) -> u64 {
-        self.0.borrow().acknowledged
+    /// A moment for [`Shared::has_promised_since`].
+    pub fn moment(&self) -> u64 {
+        let mut model = self.0.borrow_mut();
+        model.now += 1;
+        model.now
+    }
+
+    /// True when a change was acknowledged, since the fork, that had begun at this moment or later.
+    /// One that began before may be wherever the device was copied to then.
+    pub fn has_promised_since(&self, moment: u64) -> bool {
+        self.0.borrow().promised.is_some_and(|began| began >= moment)
     }
 
     /// True while a call is under way.
@@ -231,7 +239,8 @@ impl Shared {
         for sector in &mut model.sectors[range.clone()] {
             (sector.busy, sector.changing) = (true, change.map(|_| version));
         }
-        Some(Claim { model: self.clone(), range, change, version, losses: model.losses })
+        let (losses, began) = (model.losses, model.now);
+        Some(Claim { model: self.clone(), range, change, version, losses, began })
     }
 
     /// A flush begins.
@@ -347,6 +356,7 @@ pub struct Claim {
     change: Option<Change>,
     version: u32,
     losses: u64,
+    began: u64,
 }
 
 impl Claim {
@@ -367,7 +377,7 @@ impl Claim {
         let Some(change) = self.change.take() else { return };
         let mut model = self.model.0.borrow_mut();
         model.now += 1;
-        model.acknowledged += 1;
+        model.promised = model.promised.max(Some(self.began));
         let now = model.now;
         for sector in &mut model.sectors[self.range.clone()] {
             if change == Change::Discard {

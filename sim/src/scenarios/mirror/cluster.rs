@@ -28,7 +28,7 @@ const VOLUME: Uuid = Uuid([7; 16]);
 /// What hosts of one node may read.
 pub(super) struct Line {
     pub(super) model: Shared,
-    /// Changes acknowledged when it parted from the other's.
+    /// The moment, in the model's time, at which it parted from the other's.
     pub(super) base: u64,
     /// Generation on the node's disk when it parted.
     parted_at: Generation,
@@ -44,7 +44,7 @@ impl Line {
     /// Something that must not be given up silently. An asynchronous source that had not noticed
     /// yet that it was alone had promised no more than its own disk.
     fn has_promised(&self, mode: Mode) -> bool {
-        self.model.acknowledged() > self.base && (mode == Mode::Sync || self.minted)
+        self.model.has_promised_since(self.base) && (mode == Mode::Sync || self.minted)
     }
 }
 
@@ -81,7 +81,7 @@ impl World {
             let lost = lines[1 - index].has_promised(self.mode);
             assert!(!lost, "what the hosts of node {} were promised is given up", 1 - index);
             let model = lines[index].model.clone();
-            let base = model.acknowledged();
+            let base = model.moment();
             lines[index].base = base;
             lines[1 - index] = Line::new(model, base);
         }
@@ -275,7 +275,7 @@ impl Cluster {
         if outdated || self.kind.mode == Mode::Async {
             model.forget();
         }
-        lines[1 - index].base = lines[1 - index].model.acknowledged();
+        lines[1 - index].base = lines[1 - index].model.moment();
         lines[index] = Line::new(model, 0);
         for (node, line) in lines.iter_mut().enumerate() {
             let found = self.superblock(node);
