@@ -93,3 +93,6 @@ pub const MAX_DEVICE_BYTES: u64 = 1 << 62;
 
 /// Volumes that the API tells of before it lets hosts of its core go on: some 30 us each.
 pub const API_BATCH: usize = 8;
+
+/// Differences of a verify that the API lists, of those that are kept: 40 bytes each as JSON.
+pub const API_DIFFERENCES: usize = 256;

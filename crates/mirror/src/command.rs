@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::decide::Amount;
 use crate::format::superblock::{Role, Superblock};
 use crate::id::Generation;
-use crate::mirror::{Inner, Mirror, State};
+use crate::mirror::{Inner, LegState, Mirror, State};
 use crate::options::PeerOptions;
 use crate::peer::{About, Answer, AskError, Refusal, Reply, Request, identify, order};
 use crate::plan::{Plan, plan};
+use crate::replica::Statistics;
 use crate::roles::RoleError;
 use crate::state::{Facts, MirrorState, PeerStatus, Phase, Status, Wish, derive};
 
@@ -263,6 +265,33 @@ impl Mirror {
         let changed =
             |state: &mut State| Some(inner.shown_in(state, leg)).filter(|now| *now != was);
         inner.wait(changed).await
+    }
+
+    /// What the operator wants of a peer now; of no such peer, nothing special.
+    pub fn wish(&self, leg: usize) -> Wish {
+        self.0.lock().legs.get(leg).map_or_else(Wish::default, |leg| leg.wish)
+    }
+
+    /// The options of a peer, as they were given.
+    pub fn options(&self, leg: usize) -> Option<PeerOptions> {
+        self.0.legs.get(leg).map(|leg| leg.options().clone())
+    }
+
+    /// What a peer said of itself when it was met last.
+    pub fn met(&self, leg: usize) -> Option<About> {
+        self.0.lock().legs.get(leg)?.met
+    }
+
+    /// True while everything is copied to a peer, or is going to be.
+    pub fn is_full_resync(&self, leg: usize) -> bool {
+        let state = self.0.lock();
+        let full = |leg: &LegState| leg.full || leg.phase == Phase::Resync(Amount::Full);
+        state.legs.get(leg).is_some_and(full)
+    }
+
+    /// What the log has cost and saved.
+    pub fn log_statistics(&self) -> Statistics {
+        self.0.local.statistics()
     }
 
     /// All that is to be shown.
