@@ -6,8 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, SharedDevice, ZeroFlags};
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError, SharedDevice, ZeroFlags};
 use flagstone_mirror::id::Uuid;
+use flagstone_mirror::peer::{Peer, Request, SharedSession};
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::MirrorState;
@@ -23,6 +24,10 @@ use flagstone_runtime::{buf, spawn_detached, time};
 const DATA: &str = "/dev/data";
 const DEVICE_BYTES: u64 = 1 << 20;
 const PORT: u16 = 4420;
+/// How long a peer may be silent.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// What local work takes at most.
+const MOMENT: Duration = Duration::from_millis(100);
 /// What one command of the link carries.
 const TRANSFER_BYTES: u32 = 8192;
 
@@ -84,17 +89,22 @@ impl World {
         Address::Tcp((self.sim.ip(self.nodes[index]), PORT).into())
     }
 
-    /// A node: its mirror, and its leg served to the other.
-    fn start(&self, index: usize) {
+    /// From a node to the other, by several connections.
+    fn way(&self, index: usize) -> NvmePeer {
         let options = HostOptions {
             host_nqn: Some(host(index)),
-            keep_alive: Duration::from_secs(2),
-            command_timeout: Duration::from_secs(4),
-            connect_timeout: Duration::from_secs(2),
+            queues: 3,
+            keep_alive: TIMEOUT,
+            command_timeout: 2 * TIMEOUT,
+            connect_timeout: TIMEOUT,
             ..HostOptions::default()
         };
-        let way = NvmePeer::new(self.address(1 - index), subsystem(), options);
-        let mut peer = PeerOptions::new(Arc::new(way));
+        NvmePeer::new(self.address(1 - index), subsystem(), options)
+    }
+
+    /// A node: its mirror, and its leg served to the other.
+    fn start(&self, index: usize) {
+        let mut peer = PeerOptions::new(Arc::new(self.way(index)));
         peer.mode = self.mode;
         let (mirrors, here) = (self.mirrors.clone(), self.address(index));
         self.sim.spawn_on(self.nodes[index], async move {
@@ -223,7 +233,10 @@ fn a_link_that_is_cut_comes_back() {
     let world = World::new(9, Mode::Sync);
     world.until_mirroring(0);
     world.sim.partition(world.nodes[0], world.nodes[1]);
+    let cut = world.sim.now();
     world.write(0, 0, 5);
+    let held = world.sim.now() - cut;
+    assert!(held <= TIMEOUT + MOMENT, "hosts waited for {held:?}");
     assert_ne!(world.mirror(0).state(0), MirrorState::Mirroring);
     world.sim.heal(world.nodes[0], world.nodes[1]);
     world.until_mirroring(0);
@@ -250,5 +263,48 @@ fn long_writes_keep_their_order() {
         world.fail_over_to(1);
         let found: Vec<u8> = (0..13).map(|block| world.read(1, block * 4096)).collect();
         assert_eq!(found, [0, 39, 40, 39, 39, 39, 39, 39, 39, 39, 39, 39, 0], "seed {seed}");
+    }
+}
+
+/// How a node falls silent, its connections as they were: nothing is reset.
+const SILENCES: [fn(&World); 3] = [
+    |world| world.sim.partition(world.nodes[0], world.nodes[1]),
+    |world| world.sim.partition_one_way(world.nodes[0], world.nodes[1]),
+    // As one that is stopped (SIGSTOP): what is sent to it arrives.
+    |world| world.sim.partition_one_way(world.nodes[1], world.nodes[0]),
+];
+
+/// Whether it carries something or nothing.
+#[test]
+fn a_peer_that_falls_silent_is_given_up_in_time() {
+    for (seed, silence) in (1..).zip(SILENCES) {
+        for asks in [false, true] {
+            let world = World::new(seed, Mode::Sync);
+            world.until_mirroring(0);
+            let way = world.way(0);
+            let connected = world.sim.spawn_on(world.nodes[0], async move { way.connect().await });
+            let session: SharedSession = world.sim.block_on(connected).unwrap().unwrap();
+            // Somewhere between two signs of life.
+            world.sim.run_for(world.sim.random_span(Duration::ZERO, 2 * TIMEOUT));
+            silence(&world);
+            let cut = world.sim.now();
+            let calls = session.clone();
+            let lost = world.sim.spawn_on(world.nodes[0], async move {
+                if asks {
+                    let asker = Uuid([1; 16]);
+                    let asked = calls.ask(Request::Identify { asker }).await;
+                    assert!(matches!(asked, Err(IoError::Unreachable)), "{asked:?}");
+                }
+                calls.lost().await
+            });
+            world.sim.block_on(lost).unwrap().unwrap();
+            let silent = world.sim.now() - cut;
+            assert!(silent <= TIMEOUT + MOMENT, "seed {seed}: lost after {silent:?}");
+            let after = world.sim.spawn_on(world.nodes[0], async move { session.flush().await });
+            let before = world.sim.now();
+            assert_eq!(world.sim.block_on(after).unwrap(), Err(IoError::Unreachable));
+            let took = world.sim.now() - before;
+            assert!(took < MOMENT / 100, "a later call failed after {took:?}");
+        }
     }
 }
