@@ -20,6 +20,9 @@ pub const MAX_SHOWN_VALUE_CHARS: usize = 60;
 /// (1,024 bytes an entry, so 4 MiB).
 pub const MAX_VOLUMES: usize = 4096;
 
+/// Most addresses that lead to one namespace.
+pub const MAX_PATHS: usize = 8;
+
 /// Most other nodes.
 pub const MAX_PEERS: usize = 15;
 

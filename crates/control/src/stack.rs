@@ -15,7 +15,7 @@ use flagstone_limit::{Emulated, Limited, Limiter};
 use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice};
 use flagstone_nvme::pdu::Digests;
 use flagstone_nvme::{Nqn, Status};
-use flagstone_nvmf::host::{HostError, HostOptions, RemoteDevice};
+use flagstone_nvmf::host::{HostError, HostOptions, MultipathDevice, RemoteDevice};
 use flagstone_runtime::net::{self, Address};
 use flagstone_runtime::time;
 
@@ -29,6 +29,10 @@ const DEFAULT_BLOCK_BYTES: u32 = 4096;
 /// How long to wait for a file or disk that another program has locked, and between two attempts.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
+/// How long calls wait for one of several paths, and for an answer by each.
+const PATHS_PATIENCE: Duration = Duration::from_secs(60);
+const PATH_PATIENCE: Duration = Duration::from_secs(10);
 
 /// From when on the wait is worth a line.
 const LOCK_SILENCE: Duration = Duration::from_millis(300);
@@ -202,7 +206,17 @@ async fn open_nvme(spec: &NvmeTcpSpec, options: &OpenOptions) -> Result<SharedDe
         ..default
     };
     let subsystem = nqn(&spec.subsystem_nqn)?;
-    let device = RemoteDevice::connect(resolve(&spec.address)?, &subsystem, host).await;
+    let first = resolve(&spec.address)?;
+    if spec.other_addresses.is_empty() {
+        let device = RemoteDevice::connect(first, &subsystem, host).await;
+        return Ok(device.map_err(|error| explain_nvme(&error))?);
+    }
+    let mut addresses = vec![first];
+    for other in &spec.other_addresses {
+        addresses.push(resolve(other)?);
+    }
+    let host = HostOptions { loss_timeout: PATHS_PATIENCE, command_timeout: PATH_PATIENCE, ..host };
+    let device = MultipathDevice::connect(addresses, &subsystem, host).await;
     Ok(device.map_err(|error| explain_nvme(&error))?)
 }
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::decide::Amount;
-use crate::format::superblock::Role;
+use crate::format::superblock::{Role, Superblock};
 use crate::id::Generation;
-use crate::mirror::{Inner, LegState, Mirror};
+use crate::mirror::{Inner, LegState, Mirror, State};
 use crate::options::PeerOptions;
 use crate::peer::{About, Answer, AskError, Refusal, Reply, Request, identify, order};
 use crate::plan::{Plan, plan};
@@ -126,18 +126,23 @@ impl Mirror {
         Ok(done?)
     }
 
-    /// Sets what the operator wants of a peer: mirror (continue), pause, or break.
+    /// Sets what the operator wants of a peer: mirror (continue), pause, or break. Durable when it
+    /// returns; of two at a time that counts which was asked last.
     ///
     /// # Errors
-    /// For no such peer, or when the log cannot be written.
+    /// For no such peer, or when the log or the superblock cannot be written: nothing has changed
+    /// then.
     pub async fn set_wish(&self, leg: usize, wish: Wish) -> Result<(), CommandError> {
         let inner = &self.0;
         inner.leg(leg)?;
+        let _turn = inner.wishing.take().await;
         if wish == Wish::Break {
             // What is not tracked counts as different from now on, also after a restart.
             inner.mark(leg, 0, inner.local.superblock().shape.usable_bytes);
             inner.local.persist_marks().await.map_err(RoleError::Io)?;
         }
+        let keep = move |superblock: &mut Superblock| superblock.wishes[leg] = wish;
+        inner.local.update(keep).await.map_err(RoleError::Io)?;
         inner.change(|state| {
             let own = &mut state.legs[leg];
             own.wish = wish;
@@ -251,6 +256,17 @@ impl Mirror {
         self.0.shown(leg)
     }
 
+    /// Waits until another state than `was` is to be shown towards a peer, and says which.
+    ///
+    /// # Panics
+    /// When there is no such peer.
+    pub async fn state_changed(&self, leg: usize, was: MirrorState) -> MirrorState {
+        let inner = &self.0;
+        let changed =
+            |state: &mut State| Some(inner.shown_in(state, leg)).filter(|now| *now != was);
+        inner.wait(changed).await
+    }
+
     /// What the operator wants of a peer now; of no such peer, nothing special.
     pub fn wish(&self, leg: usize) -> Wish {
         self.0.lock().legs.get(leg).map_or_else(Wish::default, |leg| leg.wish)
@@ -338,7 +354,10 @@ impl Inner {
             found.filter(|_| state.active)
         };
         let leg = leg.ok_or(Refusal::NotNow)?;
-        self.hand_over_to(leg).await.map_err(|_| Refusal::NotNow)?;
+        self.hand_over_to(leg).await.map_err(|error| {
+            tracing::warn!("the role of the source is not handed over: {error}");
+            Refusal::NotNow
+        })?;
         Ok(Reply::Done)
     }
 
@@ -356,8 +375,14 @@ impl Inner {
         };
         session.flush().await.map_err(AskError::from)?;
         // First nobody serves, durably; it is still known that we were the source.
-        self.change(|state| state.active = false);
-        self.put_away(Role::Source).await.map_err(RoleError::Io)?;
+        self.change(|state| {
+            state.active = false;
+            state.legs[leg].handing_over = true;
+        });
+        if let Err(error) = self.put_away(Role::Source).await {
+            self.lose(leg, serial);
+            return Err(RoleError::Io(error).into());
+        }
         let epoch = self.local.superblock().epoch + 1;
         let promoted = order(&session, Request::Promote { epoch }).await;
         self.lose(leg, serial);
@@ -385,8 +410,11 @@ impl Inner {
     }
 
     fn shown(&self, leg: usize) -> MirrorState {
+        self.shown_in(&self.lock(), leg)
+    }
+
+    fn shown_in(&self, state: &State, leg: usize) -> MirrorState {
         let superblock = self.local.superblock();
-        let state = self.lock();
         let own = &state.legs[leg];
         let record = superblock.peers.iter().find(|peer| peer.replica == own.peer);
         let behind = record.is_some_and(|peer| !peer.bases.is_empty());

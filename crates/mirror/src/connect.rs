@@ -71,7 +71,7 @@ pub(crate) async fn run(inner: Arc<Inner>, leg: usize) {
             Ok(never) => match never {},
             Err(ended) => ended,
         };
-        tracing::debug!(leg, "{ended}");
+        tracing::debug!(replica = %inner.local.superblock().replica, leg, "{ended}");
         pause = match ended {
             Ended::Changed | Ended::Lost => RETRY_MIN_MS,
             _ => (pause * 2).min(RETRY_MAX_MS),
@@ -144,7 +144,8 @@ async fn step_down_for(inner: &Arc<Inner>, mine: &About, peers: &About) -> Resul
     if now.view.lineage != mine.view.lineage || !now.active {
         return Err(Ended::Changed);
     }
-    tracing::warn!("the peer serves hosts since: this side stops, nothing of it is lost");
+    let replica = inner.local.superblock().replica;
+    tracing::warn!(%replica, "the peer serves hosts since: this side stops, nothing of it is lost");
     inner.deactivate(crate::format::superblock::Role::Target).await.map_err(Ended::Local)?;
     drop(hold);
     Ok(())
@@ -166,6 +167,7 @@ impl Inner {
         self.change(|state| {
             let own = &mut state.legs[leg];
             own.serial += 1;
+            own.handing_over = false;
             (own.session, own.phase) = (Some(session.clone()), phase);
             (own.volatile_cache, own.numbering) = (peers.volatile_cache, Default::default());
             own.serial
@@ -273,6 +275,7 @@ async fn bring_up(
     if amount == Amount::Partial {
         inner.unite(leg, session).await?;
     }
+    tracing::info!(replica = %inner.local.superblock().replica, leg, ?amount, "a resync begins");
     // What a power loss here would take the target could give back only while it is whole.
     inner.local.data().flush().await.map_err(Ended::Local)?;
     order(session, Request::BeginResync { base }).await?;
@@ -319,7 +322,11 @@ impl Inner {
             }
             current
         });
-        if reached { Ok(()) } else { Err(Ended::Lost) }
+        if !reached {
+            return Err(Ended::Lost);
+        }
+        tracing::info!(replica = %self.local.superblock().replica, leg, "the peer is in sync");
+        Ok(())
     }
 
     /// Everything is to be copied. All bits are durable before the target gets a name that says so:
@@ -364,7 +371,8 @@ async fn stay(
     let mut lost = session.lost();
     let unwanted = inner.wait(|state| {
         let own = &state.legs[leg];
-        let stays = own.is_current(serial) && own.wish == Wish::Mirror && state.active;
+        let wanted = own.wish == Wish::Mirror && state.active || own.handing_over;
+        let stays = own.is_current(serial) && wanted;
         (!stays || own.full || state.closed).then_some(())
     });
     let mut unwanted = std::pin::pin!(unwanted);

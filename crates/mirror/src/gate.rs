@@ -73,8 +73,9 @@ impl Leg {
 }
 
 impl Inner {
-    /// A change of a range asks to pass. Its regions are hot, and it holds its range.
-    pub(crate) fn pass(&self, offset: u64, len: u64) -> Passage {
+    /// A change of a range asks to pass, with so many bytes of data. Its regions are hot, and it
+    /// holds its range.
+    pub(crate) fn pass(&self, (offset, len): (u64, u64), data_bytes: u64) -> Passage {
         let mut state = self.lock();
         if !state.active {
             return Passage::Refused(IoError::Unreachable);
@@ -93,13 +94,19 @@ impl Inner {
         }
         let mut going = Going { local: !state.local_failed, ..Going::default() };
         for (index, own) in state.legs.iter_mut().enumerate() {
-            going.legs[index] = self.pass_leg(own, index, offset, len);
+            going.legs[index] = self.pass_leg(own, index, (offset, len), data_bytes);
         }
         state.in_flight += 1;
         Passage::Go(going)
     }
 
-    fn pass_leg(&self, own: &mut LegState, index: usize, offset: u64, len: u64) -> LegGoing {
+    fn pass_leg(
+        &self,
+        own: &mut LegState,
+        index: usize,
+        (offset, len): (u64, u64),
+        data_bytes: u64,
+    ) -> LegGoing {
         let leg = &self.legs[index];
         let Some(session) = own.session.as_ref().filter(|_| own.foreground) else {
             self.mark(index, offset, len);
@@ -115,7 +122,11 @@ impl Inner {
         let going = match mode {
             Mode::Sync => LegGoing::Send(sending),
             Mode::Async => match leg.queue().push(len, Inner::now_ns()) {
-                Some(place) => LegGoing::Queue(sending, place, own.numbering.begin()),
+                Some(place) => {
+                    let parts = data_bytes.div_ceil(session.transfer_bytes()).max(1);
+                    let order = own.numbering.begin(parts as u32);
+                    LegGoing::Queue(sending, place, order)
+                }
                 // There was room a moment ago, and others only make room.
                 None => unreachable!("the queue fills under the state's lock alone"),
             },

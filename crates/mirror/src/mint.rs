@@ -71,6 +71,8 @@ async fn mint(inner: Arc<Inner>) {
 async fn record(inner: &Arc<Inner>) -> Result<(), IoError> {
     inner.local.data().flush().await?;
     let new = Generation::random();
+    let replica = inner.local.superblock().replica;
+    tracing::info!(%replica, generation = new.0, "a peer is recorded as out of date");
     inner.local.update(move |superblock| mint_for_all(superblock, new)).await?;
     for leg in 0..inner.legs.len() {
         inner.rename(leg).await;

@@ -30,12 +30,13 @@ use crate::format::superblock::Role;
 use crate::id::Uuid;
 use crate::limits::PEERS_MAX;
 use crate::options::PeerOptions;
-use crate::order::Numbering;
+use crate::order::{Gate, Numbering};
 use crate::overlap::Overlap;
 use crate::peer::{About, SharedSession};
 use crate::queue::Queue;
 use crate::replica::Replica;
 use crate::state::{Phase, Wish};
+use crate::turn::Turns;
 
 /// See the module. A handle: clones are the same mirror.
 #[derive(Clone)]
@@ -48,6 +49,8 @@ pub(crate) struct Inner {
     pub(crate) legs: Vec<Leg>,
     pub(crate) counters: Counters,
     state: Mutex<State>,
+    /// Whoever changes a wish takes a turn.
+    pub(crate) wishing: Arc<Turns>,
     /// Held while bits that the log has are set or cleared together with a leg's.
     marks: Mutex<()>,
     next_session: AtomicU64,
@@ -116,6 +119,8 @@ pub(crate) struct State {
     pub(crate) leaving_local: bool,
     /// The session that may write to us.
     pub(crate) attached: Option<Attached>,
+    /// The order of its writes.
+    pub(crate) gate: Option<Arc<Mutex<Gate>>>,
     /// Its calls in hand.
     pub(crate) served: usize,
     pub(crate) closed: bool,
@@ -162,6 +167,8 @@ pub(crate) struct LegState {
     pub(crate) kicks: u64,
     /// Copy everything at the next meeting.
     pub(crate) full: bool,
+    /// The role goes over by this session: it is kept though nobody serves meanwhile.
+    pub(crate) handing_over: bool,
 }
 
 impl LegState {
@@ -184,6 +191,7 @@ impl LegState {
             not_before_ns: 0,
             kicks: 0,
             full: false,
+            handing_over: false,
         }
     }
 
@@ -194,7 +202,8 @@ impl LegState {
 }
 
 impl Mirror {
-    /// A mirror of an open replica and these peers, in their order. It serves nobody yet; its tasks
+    /// A mirror of an open replica and these peers, in their order: what the operator wanted of each
+    /// last is in the replica's superblock by this order. It serves nobody yet; its tasks
     /// run on this core until [`Mirror::close`].
     ///
     /// # Panics
@@ -222,13 +231,14 @@ impl Mirror {
             holds: 0,
             in_flight: 0,
             waiting: 0,
-            legs: peers.iter().map(|options| LegState::new(options.wish)).collect(),
+            legs: superblock.wishes[..peers.len()].iter().copied().map(LegState::new).collect(),
             local_failed: false,
             minting: false,
             mint_error: None,
             changing: false,
             leaving_local: false,
             attached: None,
+            gate: None,
             served: 0,
             closed: false,
             changes: 0,
@@ -241,6 +251,7 @@ impl Mirror {
             legs,
             counters: Counters::default(),
             state: Mutex::new(state),
+            wishing: Arc::default(),
             marks: Mutex::new(()),
             next_session: AtomicU64::new(1),
         });

@@ -4,7 +4,6 @@ use crate::limits::{QUEUE_BYTES, QUEUE_WINDOW_BYTES, QUEUE_WRITES};
 use crate::pace::PaceLimits;
 use crate::peer::SharedPeer;
 use crate::queue::{QueueLimits, WhenFull};
-use crate::state::Wish;
 
 /// When a write is complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,8 +54,6 @@ pub struct PeerOptions {
     pub pace: PaceLimits,
     /// Resync compares checksums first and copies only what differs.
     pub compare: bool,
-    /// What the operator wanted last: the daemon remembers it.
-    pub wish: Wish,
 }
 
 impl PeerOptions {
@@ -76,7 +73,6 @@ impl PeerOptions {
             when_full: WhenFull::SlowDown,
             pace: PaceLimits::default(),
             compare: false,
-            wish: Wish::Mirror,
         }
     }
 

@@ -2,9 +2,10 @@
 //!
 //! Writes that were under way together at the source share an *order epoch*; one that began after
 //! another had completed has a later one. Each write tells its epoch and how many writes the epoch
-//! before it has. The target starts writes of an epoch when all of the epochs before have
-//! completed, however the network shuffled them. So what is on the target is always what was on the
-//! source at some moment, but for writes that nobody had been promised.
+//! before it has; one that the way to the target cuts into parts counts as that many. The target
+//! starts writes of an epoch when all of the epochs before have completed, however the network
+//! shuffled them. So what is on the target is always what was on the source at some moment, but for
+//! writes that nobody had been promised.
 //!
 //! Order epochs count within one attachment; they are not the epochs of promotions.
 
@@ -26,7 +27,7 @@ pub struct Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Numbering {
     epoch: u64,
-    /// Writes of this epoch, and of the one before.
+    /// Writes of this epoch, and of the one before: the parts of those that go in parts.
     count: u32,
     before: u32,
 }
@@ -38,9 +39,9 @@ impl Default for Numbering {
 }
 
 impl Numbering {
-    /// A write begins.
-    pub(crate) fn begin(&mut self) -> Order {
-        self.count += 1;
+    /// A write begins that goes to the target in so many parts.
+    pub(crate) fn begin(&mut self, parts: u32) -> Order {
+        self.count += parts;
         Order { epoch: self.epoch, before: self.before }
     }
 
@@ -162,6 +163,8 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -173,11 +176,11 @@ mod tests {
     #[test]
     fn dependent_writes_start_in_order_and_others_together() {
         let mut source = Numbering::default();
-        let (a, b) = (source.begin(), source.begin());
+        let (a, b) = (source.begin(1), source.begin(1));
         source.completed(a.epoch);
-        let c = source.begin();
+        let c = source.begin(1);
         source.completed(b.epoch);
-        let d = source.begin();
+        let d = source.begin(1);
         assert_eq!((a.epoch, b.epoch, c.epoch, d.epoch), (1, 1, 2, 2));
         assert_eq!((c.before, d.before), (2, 2));
         let mut gate = Gate::default();
@@ -222,13 +225,16 @@ mod tests {
             let mut done = Vec::new();
             for (begin, which) in steps {
                 if begin || under_way.is_empty() {
-                    under_way.push(orders.len());
-                    orders.push(source.begin());
-                    after.push(done.clone());
+                    // Its parts travel as writes of their own.
+                    let parts = 1 + which % 3;
+                    let order = source.begin(parts as u32);
+                    under_way.push(orders.len()..orders.len() + parts);
+                    orders.extend(std::iter::repeat_n(order, parts));
+                    after.extend(std::iter::repeat_n(done.clone(), parts));
                 } else {
-                    let write: usize = under_way.swap_remove(which % under_way.len());
-                    source.completed(orders[write].epoch);
-                    done.push(write);
+                    let write: Range<usize> = under_way.swap_remove(which % under_way.len());
+                    source.completed(orders[write.start].epoch);
+                    done.extend(write);
                 }
             }
             let mut gate = Gate::default();

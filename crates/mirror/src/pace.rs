@@ -68,10 +68,12 @@ impl Pace {
         self.limits.max_bytes_per_s.map_or(UNLIMITED, |max| max as f64)
     }
 
-    /// Takes other limits.
+    /// Takes other limits, if they are others.
     pub(crate) fn set(&mut self, limits: PaceLimits) {
-        self.limits = limits;
-        self.rate = self.most();
+        if self.limits != limits {
+            self.limits = limits;
+            self.rate = self.most();
+        }
     }
 
     /// A copy of `bytes` is to begin: when it may, in the time of the runtime.
@@ -80,11 +82,6 @@ impl Pace {
         let span = bytes as f64 / self.rate.max(1.0) * 1e9;
         self.next_ns = begins.saturating_add(span as u64);
         begins
-    }
-
-    /// Current rate, in bytes a second; `None` when nothing limits it.
-    pub(crate) fn rate(&self) -> Option<u64> {
-        (self.rate < UNLIMITED).then_some(self.rate as u64)
     }
 
     /// Tells how many calls hosts have made in all, and how long these took together. `copied` is
@@ -170,6 +167,17 @@ mod tests {
         assert_eq!(begins[0], 0);
         assert!(begins.windows(2).all(|pair| pair[1] - pair[0] == SECOND / 10));
         assert_eq!(pace.copy(MIB, 100 * SECOND), 100 * SECOND, "an idle time is not saved up");
+    }
+
+    #[test]
+    fn another_limit_holds_from_the_next_copy_on() {
+        let slow = PaceLimits { max_bytes_per_s: Some(MIB), ..PaceLimits::default() };
+        let mut pace = Pace::new(slow, 0, None);
+        pace.copy(MIB, 0);
+        assert_eq!(pace.copy(MIB, 0), SECOND);
+        pace.set(PaceLimits { max_bytes_per_s: Some(4 * MIB), ..slow });
+        pace.copy(MIB, 0);
+        assert_eq!(pace.copy(MIB, 0), 2 * SECOND + SECOND / 4);
     }
 
     #[test]

@@ -43,7 +43,9 @@ pub trait Session: Send + Sync + 'static {
     /// Reads from the peer's leg.
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut>;
 
-    /// Writes to the peer's leg; with an order, as it demands.
+    /// Writes to the peer's leg; with an order, as it demands. An ordered write of more than
+    /// [`Session::transfer_bytes`] goes in parts of so many bytes, the last of which may be shorter,
+    /// each of which counts as one in its order.
     fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()>;
 
     /// Writes zeroes to the peer's leg.
@@ -54,6 +56,12 @@ pub trait Session: Send + Sync + 'static {
         flags: ZeroFlags,
         order: Option<Order>,
     ) -> IoFuture<()>;
+
+    /// What an ordered write carries at most to count as one, in bytes: at least a block, and the
+    /// same for as long as the session lasts.
+    fn transfer_bytes(&self) -> u64 {
+        u64::MAX
+    }
 
     /// Flushes the peer's leg.
     fn flush(&self) -> IoFuture<()>;
@@ -150,6 +158,7 @@ pub struct Attach {
 }
 
 /// A reply.
+#[expect(clippy::large_enum_variant, reason = "one at a time, some a session")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// It is done, durably.

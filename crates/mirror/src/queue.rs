@@ -207,11 +207,6 @@ impl Queue {
         self.writes
     }
 
-    /// True when nothing is in it.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.writes == 0
-    }
-
     /// True from full to low.
     pub(crate) fn is_full(&self) -> bool {
         self.is_full
@@ -270,7 +265,7 @@ mod tests {
         assert!(queue.push(1, 0).is_none());
         assert!(sends(&mut queue, huge));
         queue.ended(huge);
-        assert!(queue.is_empty() && !queue.is_full());
+        assert!(queue.writes() == 0 && !queue.is_full());
     }
 
     proptest! {

@@ -31,6 +31,7 @@ use crate::part::Part;
 pub use crate::recover::Lost;
 use crate::recover::{Recovered, make, recover};
 use crate::shape::{Layout, Shape, layout};
+use crate::state::Wish;
 use crate::turn::{Turn, Turns};
 
 /// Why a replica cannot be made or opened.
@@ -63,7 +64,7 @@ pub struct Create {
     pub volume: Uuid,
     /// The data device holds the volume's data, of a new generation. Else the replica is blank.
     pub with_data: bool,
-    /// Granularities, and the size: as large as the device allows, but no larger than this.
+    /// Granularities; the size is found from the device's.
     pub shape: Shape,
 }
 
@@ -148,8 +149,23 @@ impl Replica {
         log: Option<SharedDevice>,
         create: Create,
     ) -> Result<(), ReplicaError> {
+        Replica::create_within(device, log, create, u64::MAX).await
+    }
+
+    /// The same, of a volume that is no larger than so many bytes: a peer's may be smaller than this
+    /// device.
+    ///
+    /// # Errors
+    /// See [`Replica::create`].
+    pub async fn create_within(
+        device: SharedDevice,
+        log: Option<SharedDevice>,
+        create: Create,
+        at_most_bytes: u64,
+    ) -> Result<(), ReplicaError> {
         check_blocks(&device, log.as_ref())?;
-        let (layout, shape, area) = places(&device, log, &create.shape)?;
+        let whole = Shape { usable_bytes: at_most_bytes, ..create.shape };
+        let (layout, shape, area) = places(&device, log, &whole)?;
         // First the earlier replica's superblocks: its log is about to be overwritten.
         for at in layout.superblocks {
             write_page(&device, at, &[0; PAGE_BYTES]).await?;
@@ -168,6 +184,7 @@ impl Replica {
             history: List::default(),
             log: made.start.name,
             incarnation: 1,
+            wishes: [Wish::default(); PEERS_MAX],
             peers: [PeerRecord::default(); PEERS_MAX],
         };
         Ok(write_page(&device, layout.superblocks[0], &superblock.encode()).await?)

@@ -208,6 +208,8 @@ impl Copying {
         let hosts = &self.inner.counters;
         let calls = hosts.calls.load(Ordering::Relaxed);
         let nanos = hosts.calls_ns.load(Ordering::Relaxed);
+        // The operator may have set others since.
+        self.pace.set(self.inner.legs[self.leg].options().pace);
         self.pace.see(calls, nanos, rate, now);
     }
 }

@@ -93,13 +93,7 @@ impl Inner {
         others.filter(|other: &Uuid| !other.is_none() && *other < mine).count() as u64
     }
 
-    /// Becomes the source, of an epoch later than `seen` and than all that were seen here. `forced`
-    /// when the peer was not asked.
-    pub(crate) async fn activate(
-        self: &Arc<Self>,
-        seen: u64,
-        forced: bool,
-    ) -> Result<u64, RoleError> {
+    fn may_serve(&self) -> Result<(), RoleError> {
         let superblock = self.local.superblock();
         if superblock.flags.inconsistent {
             return Err(RoleError::Inconsistent);
@@ -107,16 +101,25 @@ impl Inner {
         if superblock.current.is_none() {
             return Err(RoleError::Blank);
         }
-        let (active, failed) = {
-            let state = self.lock();
-            (state.active, state.local_failed)
-        };
-        if failed {
+        if self.lock().local_failed {
             return Err(RoleError::LocalFailed);
         }
-        // A source of the past must not write here from now on.
-        self.change(|state| state.attached = None);
-        self.wait(|state| (state.served == 0).then_some(())).await;
+        Ok(())
+    }
+
+    /// Becomes the source, of an epoch later than `seen` and than all that were seen here. `forced`
+    /// when the peer was not asked.
+    pub(crate) async fn activate(
+        self: &Arc<Self>,
+        seen: u64,
+        forced: bool,
+    ) -> Result<u64, RoleError> {
+        self.may_serve()?;
+        // A source of the past must not write here from now on. What it has begun may be a resync:
+        // so ask again.
+        self.end_attachment().await;
+        self.may_serve()?;
+        let active = self.lock().active;
         let rank = self.rank();
         let alone = forced && !active;
         let promote = move |superblock: &mut Superblock| {
@@ -139,7 +142,9 @@ impl Inner {
                 }
             }
         });
-        Ok(self.local.superblock().epoch)
+        let Superblock { replica, epoch, .. } = self.local.superblock();
+        tracing::info!(%replica, epoch, forced, "this side serves hosts");
+        Ok(epoch)
     }
 
     /// Stops serving. What hosts have in flight ends first; what they ask for next fails.
@@ -154,6 +159,7 @@ impl Inner {
             self.lose(leg, serial);
         }
         self.change(|state| state.active = false);
+        tracing::info!(replica = %self.local.superblock().replica, "this side serves no hosts");
         self.put_away(role).await
     }
 
@@ -197,7 +203,10 @@ impl Inner {
             self.lose(leg, serial);
             return Err(error);
         }
-        tracing::error!("the local leg has failed ({error}): the peer carries the volume alone");
+        tracing::error!(
+            replica = %lost,
+            "the local leg has failed ({error}): the peer carries the volume alone"
+        );
         self.change(|state| state.local_failed = true);
         if self.is_whole(leg, serial) { Ok(()) } else { Err(error) }
     }

@@ -67,6 +67,11 @@ pub enum Wish {
     Break,
 }
 
+impl Wish {
+    /// All, each at the place of the number that it has on disk.
+    pub(crate) const ALL: [Wish; 3] = [Wish::Mirror, Wish::Pause, Wish::Break];
+}
+
 /// How far a leg has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {

@@ -46,11 +46,7 @@ impl Mirror {
 
 impl Drop for TargetSession {
     fn drop(&mut self) {
-        let number = self.number;
-        self.inner.change(|state| {
-            state.attached = state.attached.filter(|attached| attached.session != number);
-        });
-        lock(&self.gate).wake_all().into_iter().for_each(Waker::wake);
+        self.inner.detach(|attached| attached.session == self.number);
     }
 }
 
@@ -198,8 +194,7 @@ impl TargetSession {
         let _changing = inner.changing().await;
         inner.admissible(&attach)?;
         // From here on no earlier session begins a call; those in hand end first.
-        inner.change(|state| state.attached = None);
-        inner.wait(|state| (state.served == 0).then_some(())).await;
+        inner.end_attachment().await;
         inner.admissible(&attach)?;
         let slot = inner.slot_of(attach.source);
         let admit = move |superblock: &mut Superblock| {
@@ -216,8 +211,32 @@ impl TargetSession {
         inner.local.update(admit).await.map_err(|_| Refusal::Failed)?;
         *lock(&self.gate) = Gate::default();
         let attached = Attached { session: self.number, source: attach.source };
-        inner.change(|state| (state.role, state.attached) = (Role::Target, Some(attached)));
+        inner.change(|state| {
+            (state.role, state.attached) = (Role::Target, Some(attached));
+            state.gate = Some(self.gate.clone());
+        });
         Ok(Reply::Done)
+    }
+}
+
+impl Inner {
+    /// The session that is attached is so no longer: it begins no call from here on, and those of
+    /// its writes that wait for their order give up, for what they wait for may never come.
+    fn detach(&self, which: impl FnOnce(&Attached) -> bool) {
+        let gate = self.change(|state| {
+            state.attached.take_if(|attached| which(attached))?;
+            state.gate.take()
+        });
+        if let Some(gate) = gate {
+            let wakers = lock(&gate).wake_all();
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// The same, and waits until none of its calls is in hand.
+    pub(crate) async fn end_attachment(&self) {
+        self.detach(|_| true);
+        self.wait(|state| (state.served == 0).then_some(())).await;
     }
 }
 

@@ -40,6 +40,14 @@ pub(crate) enum Op {
 }
 
 impl Op {
+    /// Data that goes with it, in bytes.
+    fn data_bytes(&self) -> u64 {
+        match self {
+            Op::Write(data) => data.len() as u64,
+            Op::Zero { .. } => 0,
+        }
+    }
+
     fn to_device(&self, device: &SharedDevice, offset: u64, len: u64, fua: bool) -> IoFuture<()> {
         match self {
             Op::Write(data) => device.write(offset, data.clone(), fua),
@@ -149,7 +157,7 @@ async fn change_piece(
     let began = Inner::now_ns();
     let flight = loop {
         let held = inner.overlap.change(offset, len).held().await;
-        match depart(&inner, offset, len).await? {
+        match depart(&inner, (offset, len), op.data_bytes()).await? {
             Departure::Go(going, pin) => {
                 break Flight { going, op, offset, len, fua, held, pin };
             }
@@ -173,17 +181,21 @@ enum Departure {
 }
 
 /// Makes the regions hot and passes the gate.
-async fn depart(inner: &Arc<Inner>, offset: u64, len: u64) -> Result<Departure, IoError> {
+async fn depart(
+    inner: &Arc<Inner>,
+    range: (u64, u64),
+    data_bytes: u64,
+) -> Result<Departure, IoError> {
     let pin = match inner.lock().local_failed {
         true => None,
-        false => Some(inner.local.pin(offset, len)),
+        false => Some(inner.local.pin(range.0, range.1)),
     };
     let pin = match pin {
         Some(pin) => Some(pin.await?),
         None => None,
     };
     loop {
-        match inner.pass(offset, len) {
+        match inner.pass(range, data_bytes) {
             Passage::Go(going) => return Ok(Departure::Go(going, pin)),
             Passage::Mint => inner.ensure_minted().await?,
             Passage::Refused(error) => return Err(error),

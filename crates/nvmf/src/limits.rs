@@ -186,3 +186,11 @@ pub(crate) const DRAIN_PERIOD: Duration = Duration::from_micros(200);
 
 /// The largest port identifier that leaves one of 16 bits for each of [`LISTENERS`].
 pub(crate) const PORT_ID_FIRST_MAX: u16 = u16::MAX - (LISTENERS as u16 - 1);
+
+/// Pause after all paths to a namespace were tried in vain: at first, and at most.
+pub(crate) const HOST_PATH_PAUSE: Duration = Duration::from_millis(2);
+/// See [`HOST_PATH_PAUSE`].
+pub(crate) const HOST_PATH_PAUSE_MAX: Duration = Duration::from_millis(50);
+
+/// Pause between attempts at a path that has not been had yet.
+pub(crate) const HOST_PATH_RECONNECT: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use flagstone_nvme::limits::NAMESPACE_ID_ALL;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvme::sgl::SglDescriptor;
-use flagstone_nvme::{Sqe, Status};
+use flagstone_nvme::{Cqe, Sqe, Status};
 use flagstone_nvmf::target::TargetConfig;
 use flagstone_runtime::{spawn, time};
 
@@ -80,6 +80,66 @@ fn draining_waits_for_what_was_admitted_alone() {
         assert_eq!(done(host.io.response().await), Ok(()));
         waits.await.unwrap();
         assert!(drained.get());
+        server.target.set_ana_state(&subsystem(), AnaState::OPTIMIZED).unwrap();
+        drop(host);
+        server.is_sound().await;
+    });
+}
+
+/// Whether this is the answer to the write that was admitted; that of any other is a refusal.
+fn answered(completion: Cqe) -> bool {
+    let written = completion.cid.get() == 7;
+    let expected = if written { Ok(()) } else { Err(Status::ANA_INACCESSIBLE) };
+    assert_eq!(done(completion), expected);
+    written
+}
+
+/// However busily a host goes on sending what is refused.
+#[test]
+fn draining_does_not_wait_for_commands_that_are_refused() {
+    on_each_driver(async || {
+        let server = Server::new();
+        let mut host = Host::attach(&server, &Options::default()).await;
+        server.gate.close();
+        let sgl = SglDescriptor::in_capsule(512);
+        let write = Sqe::write(7, 1, range(0, 512, 512), false, sgl);
+        let capsule = host.io.capsule(&write, &[1; 512]);
+        host.io.send(&capsule).await;
+        eventually("the write is at the device", || server.gate.inside() == 1).await;
+        // One whose data is not there yet is refused when it is: it need not be waited for.
+        let owed = Sqe::write(9, 1, range(0, 512, 512), false, SglDescriptor::transport(512));
+        let capsule = host.io.capsule(&owed, &[]);
+        host.io.send(&capsule).await;
+        let r2t = host.io.r2t().await;
+        server.target.set_ana_state(&subsystem(), AnaState::INACCESSIBLE).unwrap();
+        let drained = Rc::new(Cell::new(false));
+        let (target, told) = (server.target.clone(), drained.clone());
+        let waits = spawn(async move {
+            target.drained(&subsystem()).await.unwrap();
+            told.set(true);
+        });
+        // There is no moment in which none of these is on its way.
+        let mut written = false;
+        for round in 0..200 {
+            let capsule = host.io.capsule(&Sqe::read(10 + round, 1, range(0, 512, 512), 512), &[]);
+            host.io.send(&capsule).await;
+            if round == 100 {
+                assert!(!drained.get() && !written);
+                server.gate.open();
+            }
+            if round > 0 {
+                written |= answered(host.io.response().await);
+            }
+        }
+        waits.await.unwrap();
+        for _ in 0..2 {
+            written |= answered(host.io.response().await);
+        }
+        assert!(written);
+        let data = host.io.data_for(&r2t, &[1; 512]);
+        host.io.send(&data).await;
+        assert!(!answered(host.io.response().await));
+        assert_eq!(server.gate.writes(), 1);
         server.target.set_ana_state(&subsystem(), AnaState::OPTIMIZED).unwrap();
         drop(host);
         server.is_sound().await;

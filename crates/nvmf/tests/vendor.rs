@@ -238,6 +238,38 @@ fn a_session_asks_and_writes_in_order_in_any_world() {
     }
 }
 
+/// A write of more than MDTS is several commands, each of which tells the order that the whole has.
+#[test]
+fn a_long_ordered_write_is_several_of_one_order() {
+    on_each_driver(async || {
+        let config = TargetConfig {
+            mdts_bytes: 8192,
+            in_capsule_bytes: 4096,
+            max_namespaces: 16,
+            ..TargetConfig::default()
+        };
+        let (server, seen) = start(config);
+        let session = connect(&server).await;
+        assert_eq!(session.transfer_bytes(), 8192);
+        // More parts than the host has commands in flight for a call that has no order, the last of
+        // a block.
+        let parts = 40;
+        let mut data = buf::alloc((parts - 1) * 8192 + 512).await;
+        for (index, part) in data.chunks_mut(8192).enumerate() {
+            part.fill(index as u8 + 1);
+        }
+        let (data, order) = (data.freeze(), Order { epoch: 5, before: 9 });
+        session.write_ordered(4096, data.clone(), true, order).await.unwrap();
+        assert_eq!(*seen.orders.lock().unwrap(), vec![order; parts]);
+        let read = session.read(4096, buf::alloc(data.len()).await).await.unwrap();
+        assert!(read[..] == data[..]);
+        let beyond = session.write_ordered(SIZE_BYTES - 4096, data, false, order).await;
+        assert_eq!(beyond, Err(IoError::OutOfRange));
+        session.close();
+        server.until_deserted().await;
+    });
+}
+
 #[test]
 fn what_nobody_carries_out_is_refused() {
     on_each_driver(async || {

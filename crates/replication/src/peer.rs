@@ -111,6 +111,10 @@ impl Session for NvmeSession {
         }
     }
 
+    fn transfer_bytes(&self) -> u64 {
+        self.0.transfer_bytes().into()
+    }
+
     fn flush(&self) -> IoFuture<()> {
         self.0.flush()
     }

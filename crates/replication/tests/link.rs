@@ -6,8 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, SharedDevice, ZeroFlags};
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError, SharedDevice, ZeroFlags};
 use flagstone_mirror::id::Uuid;
+use flagstone_mirror::peer::{Peer, Request, SharedSession};
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::MirrorState;
@@ -23,6 +24,12 @@ use flagstone_runtime::{buf, spawn_detached, time};
 const DATA: &str = "/dev/data";
 const DEVICE_BYTES: u64 = 1 << 20;
 const PORT: u16 = 4420;
+/// How long a peer may be silent.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// What local work takes at most.
+const MOMENT: Duration = Duration::from_millis(100);
+/// What one command of the link carries.
+const TRANSFER_BYTES: u32 = 8192;
 
 fn subsystem() -> Nqn {
     let volume = Nqn::new("nqn.2026-01.io.flagstone:db").unwrap();
@@ -35,6 +42,16 @@ fn host(node: usize) -> Nqn {
 
 fn open() -> SharedDevice {
     FileDevice::open(DATA, &FileOptions::default()).expect("it is free")
+}
+
+/// Transfers are short, so that writes are several.
+fn target_config() -> TargetConfig {
+    TargetConfig {
+        mdts_bytes: TRANSFER_BYTES,
+        in_capsule_bytes: 4096,
+        max_namespaces: 16,
+        ..TargetConfig::default()
+    }
 }
 
 type Mirrors = Rc<RefCell<[Option<Arc<Mirror>>; 2]>>;
@@ -72,17 +89,22 @@ impl World {
         Address::Tcp((self.sim.ip(self.nodes[index]), PORT).into())
     }
 
-    /// A node: its mirror, and its leg served to the other.
-    fn start(&self, index: usize) {
+    /// From a node to the other, by several connections.
+    fn way(&self, index: usize) -> NvmePeer {
         let options = HostOptions {
             host_nqn: Some(host(index)),
-            keep_alive: Duration::from_secs(2),
-            command_timeout: Duration::from_secs(4),
-            connect_timeout: Duration::from_secs(2),
+            queues: 3,
+            keep_alive: TIMEOUT,
+            command_timeout: 2 * TIMEOUT,
+            connect_timeout: TIMEOUT,
             ..HostOptions::default()
         };
-        let way = NvmePeer::new(self.address(1 - index), subsystem(), options);
-        let mut peer = PeerOptions::new(Arc::new(way));
+        NvmePeer::new(self.address(1 - index), subsystem(), options)
+    }
+
+    /// A node: its mirror, and its leg served to the other.
+    fn start(&self, index: usize) {
+        let mut peer = PeerOptions::new(Arc::new(self.way(index)));
         peer.mode = self.mode;
         let (mirrors, here) = (self.mirrors.clone(), self.address(index));
         self.sim.spawn_on(self.nodes[index], async move {
@@ -93,7 +115,7 @@ impl World {
                 }
             };
             let mirror = Arc::new(Mirror::new(local, vec![peer]));
-            let target = Target::new(TargetConfig::default()).unwrap();
+            let target = Target::new(target_config()).unwrap();
             let (nqn, serial) = (subsystem(), "1".to_owned());
             let config = SubsystemConfig { nqn, serial, allow_hosts: vec![host(1 - index)] };
             serve_replica(&target, config, [9; 16], mirror.clone()).unwrap();
@@ -130,9 +152,13 @@ impl World {
     }
 
     fn write(&self, index: usize, offset: u64, byte: u8) {
+        self.write_long(index, offset, byte, 4096);
+    }
+
+    fn write_long(&self, index: usize, offset: u64, byte: u8, len: usize) {
         let mirror = self.mirror(index);
         let written = self.sim.spawn_on(self.nodes[index], async move {
-            let mut data = buf::alloc_small(4096);
+            let mut data = buf::alloc(len).await;
             data.fill(byte);
             mirror.write(offset, data.freeze(), true).await
         });
@@ -207,10 +233,78 @@ fn a_link_that_is_cut_comes_back() {
     let world = World::new(9, Mode::Sync);
     world.until_mirroring(0);
     world.sim.partition(world.nodes[0], world.nodes[1]);
+    let cut = world.sim.now();
     world.write(0, 0, 5);
+    let held = world.sim.now() - cut;
+    assert!(held <= TIMEOUT + MOMENT, "hosts waited for {held:?}");
     assert_ne!(world.mirror(0).state(0), MirrorState::Mirroring);
     world.sim.heal(world.nodes[0], world.nodes[1]);
     world.until_mirroring(0);
     world.fail_over_to(1);
     assert_eq!(world.read(1, 0), 5);
+}
+
+/// A write of more than one transfer is several commands, and counts as that many in its order: the
+/// link would be lost otherwise, or later writes wait for ever.
+#[test]
+fn long_writes_keep_their_order() {
+    for seed in 1..=4 {
+        let world = World::new(seed, Mode::Async);
+        world.until_mirroring(0);
+        let long = 5 * TRANSFER_BYTES as usize + 4096;
+        for round in 0..20u8 {
+            world.write_long(0, 4096, 2 * round + 1, long);
+            world.write(0, 8192, 2 * round + 2);
+        }
+        for _ in 0..500 {
+            assert_eq!(world.mirror(0).state(0), MirrorState::Mirroring, "seed {seed}");
+            world.sim.run_for(Duration::from_millis(10));
+        }
+        world.fail_over_to(1);
+        let found: Vec<u8> = (0..13).map(|block| world.read(1, block * 4096)).collect();
+        assert_eq!(found, [0, 39, 40, 39, 39, 39, 39, 39, 39, 39, 39, 39, 0], "seed {seed}");
+    }
+}
+
+/// How a node falls silent, its connections as they were: nothing is reset.
+const SILENCES: [fn(&World); 3] = [
+    |world| world.sim.partition(world.nodes[0], world.nodes[1]),
+    |world| world.sim.partition_one_way(world.nodes[0], world.nodes[1]),
+    // As one that is stopped (SIGSTOP): what is sent to it arrives.
+    |world| world.sim.partition_one_way(world.nodes[1], world.nodes[0]),
+];
+
+/// Whether it carries something or nothing.
+#[test]
+fn a_peer_that_falls_silent_is_given_up_in_time() {
+    for (seed, silence) in (1..).zip(SILENCES) {
+        for asks in [false, true] {
+            let world = World::new(seed, Mode::Sync);
+            world.until_mirroring(0);
+            let way = world.way(0);
+            let connected = world.sim.spawn_on(world.nodes[0], async move { way.connect().await });
+            let session: SharedSession = world.sim.block_on(connected).unwrap().unwrap();
+            // Somewhere between two signs of life.
+            world.sim.run_for(world.sim.random_span(Duration::ZERO, 2 * TIMEOUT));
+            silence(&world);
+            let cut = world.sim.now();
+            let calls = session.clone();
+            let lost = world.sim.spawn_on(world.nodes[0], async move {
+                if asks {
+                    let asker = Uuid([1; 16]);
+                    let asked = calls.ask(Request::Identify { asker }).await;
+                    assert!(matches!(asked, Err(IoError::Unreachable)), "{asked:?}");
+                }
+                calls.lost().await
+            });
+            world.sim.block_on(lost).unwrap().unwrap();
+            let silent = world.sim.now() - cut;
+            assert!(silent <= TIMEOUT + MOMENT, "seed {seed}: lost after {silent:?}");
+            let after = world.sim.spawn_on(world.nodes[0], async move { session.flush().await });
+            let before = world.sim.now();
+            assert_eq!(world.sim.block_on(after).unwrap(), Err(IoError::Unreachable));
+            let took = world.sim.now() - before;
+            assert!(took < MOMENT / 100, "a later call failed after {took:?}");
+        }
+    }
 }

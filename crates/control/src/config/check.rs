@@ -30,7 +30,7 @@ pub(crate) struct RawConfig {
     /// The limits that volumes share, by their names, which the parser keeps apart.
     pub(crate) limits: Vec<(Located<String>, Provisioned)>,
     pub(crate) subsystems: Vec<RawSubsystem>,
-    pub(crate) peers: Vec<(Located<String>, Peer)>,
+    pub(crate) peers: Vec<(Located<String>, Option<Peer>)>,
 }
 
 pub(crate) struct RawServer {
@@ -117,7 +117,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
             .map(|(name, limit)| SharedLimit { name: name.value, limit })
             .collect(),
         subsystems,
-        peers: raw.peers.into_iter().map(|(_, peer)| peer).collect(),
+        peers: raw.peers.into_iter().filter_map(|(_, peer)| peer).collect(),
     })
 }
 

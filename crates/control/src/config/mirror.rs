@@ -44,24 +44,24 @@ fn peer_address(text: &str) -> Result<HostPort, AuthorityError> {
     parse_authority(text, NVME_TCP_PORT)
 }
 
-/// Reads a `[peer.NAME]`.
+/// Reads a `[peer.NAME]`. One with a mistake keeps its name, so that who names it is not told that it
+/// is not there.
 pub(crate) fn read_peer(
     name: Located<String>,
     reader: &Reader<'_>,
-) -> Option<(Located<String>, Peer)> {
+) -> (Located<String>, Option<Peer>) {
     if !reader.has("address") {
         let help = "write address = \"HOST\" or \"HOST:4420\": where it serves NVMe/TCP";
         let message = format!("[peer.{}] has no address", name.value);
         reader.report().error(reader.place(), message, help);
     }
-    let address = reader.parsed("address", peer_address)?.value;
-    let peer = Peer {
-        name: name.value.clone(),
-        address,
-        connections: reader.count_or_default("connections") as u16,
-        timeout: reader.time_or_default("timeout"),
-    };
-    Some((name, peer))
+    let (connections, timeout) =
+        (reader.count_or_default("connections") as u16, reader.time_or_default("timeout"));
+    let address = reader.parsed("address", peer_address);
+    let named = name.value.clone();
+    let peer =
+        address.map(|address| Peer { name: named, address: address.value, connections, timeout });
+    (name, peer)
 }
 
 /// Reads a volume's `mirror`.

@@ -59,10 +59,7 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
             .into_iter()
             .map(|(name, reader)| read_subsystem(name, &reader))
             .collect(),
-        peers: peers
-            .into_iter()
-            .filter_map(|(name, reader)| mirror::read_peer(name, &reader))
-            .collect(),
+        peers: peers.into_iter().map(|(name, reader)| mirror::read_peer(name, &reader)).collect(),
     }
 }
 

@@ -569,7 +569,7 @@ pub static MIRROR: Section = Section {
         ),
         key(
             "resync_min",
-            Kind::Rate { min: 0, max: *LIMIT_BYTES_PER_SECOND.end() },
+            Kind::Rate { min: *LIMIT_BYTES_PER_SECOND.start(), max: *LIMIT_BYTES_PER_SECOND.end() },
             "16MiB/s",
             "What an adaptive resync copies at least, however busy hosts are, so that it ends.",
         ),

@@ -126,7 +126,9 @@ impl Mirrored {
         let log_shape = Shape { usable_bytes, ..shape };
         let log = open_log(&self.config, &log_shape).await.map_err(failed)?;
         let create = Create { volume, with_data: role == CreateRole::Source, shape };
-        Replica::create(self.leg.clone(), log.clone(), create).await.map_err(failed)?;
+        Replica::create_within(self.leg.clone(), log.clone(), create, usable_bytes)
+            .await
+            .map_err(failed)?;
         let replica = Replica::open(self.leg.clone(), log).await.map_err(failed)?;
         let id = replica.superblock().replica;
         self.run(replica).await.map_err(failed)?;

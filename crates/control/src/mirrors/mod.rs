@@ -13,6 +13,8 @@
 
 mod make;
 mod slot;
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 use std::rc::Rc;

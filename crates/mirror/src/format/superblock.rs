@@ -5,8 +5,10 @@ use crate::generation::{Lineage, List};
 use crate::id::{Generation, Uuid};
 use crate::limits::{BASES_LEN, HISTORY_LEN, PEERS_MAX};
 use crate::shape::Shape;
+use crate::state::Wish;
 
 const MAGIC: &[u8; 8] = b"FSMIRSB\n";
+const WISHES_AT: usize = 84;
 const HISTORY_AT: usize = 136;
 const PEERS_AT: usize = HISTORY_AT + 8 * HISTORY_LEN;
 const PEER_BYTES: usize = 64;
@@ -88,7 +90,10 @@ pub struct Superblock {
     pub log: Uuid,
     /// How often that log was opened for use.
     pub incarnation: u64,
-    /// Peers.
+    /// What the operator wants of the peers, by their place in the configuration: it holds for one
+    /// that was never met too.
+    pub wishes: [Wish; PEERS_MAX],
+    /// Peers, in the order in which they were met.
     pub peers: [PeerRecord; PEERS_MAX],
 }
 
@@ -103,6 +108,7 @@ impl Superblock {
         put(&mut page, 56, &self.shape.encode());
         put(&mut page, 80, &[u8::from(self.role == Role::Source)]);
         put(&mut page, 82, &self.flags.bits().to_le_bytes());
+        put(&mut page, WISHES_AT, &self.wishes.map(|wish| wish as u8));
         put(&mut page, 88, &self.epoch.to_le_bytes());
         put(&mut page, 96, &self.current.0.to_le_bytes());
         put(&mut page, 104, &self.log.0);
@@ -131,6 +137,11 @@ impl Superblock {
             [1] => Role::Source,
             _ => return Err(FormatError::Field("role")),
         };
+        let mut wishes = [Wish::default(); PEERS_MAX];
+        for (wish, number) in wishes.iter_mut().zip(fields.bytes::<PEERS_MAX>(WISHES_AT)) {
+            let known = Wish::ALL.get(usize::from(number)).ok_or(FormatError::Field("wishes"))?;
+            *wish = *known;
+        }
         let list_at = |at: usize| {
             let mut list = List::default();
             for (index, slot) in list.0.iter_mut().enumerate() {
@@ -158,6 +169,7 @@ impl Superblock {
             history: list_at(HISTORY_AT),
             log: fields.uuid(104),
             incarnation: fields.u64(120),
+            wishes,
             peers,
         };
         superblock.check()?;
@@ -216,6 +228,7 @@ pub(crate) mod tests {
             flags in 0u16..16,
             history in any_list(),
             bases in (any_list(), any_list()),
+            wishes in prop::array::uniform2(prop::sample::select(&Wish::ALL[..])),
         ) -> Superblock {
             let [volume, replica, log, first, second] = names.map(Uuid);
             Superblock {
@@ -230,6 +243,7 @@ pub(crate) mod tests {
                 history,
                 log,
                 incarnation: numbers[3],
+                wishes,
                 peers: [
                     PeerRecord { replica: first, bases: bases.0 },
                     PeerRecord { replica: second, bases: bases.1 },
@@ -270,6 +284,24 @@ pub(crate) mod tests {
                 prop_assert_eq!(Superblock::decode(&forged.encode()), Ok(forged));
             }
         }
+    }
+
+    /// What `docs/mirror-format.md` says of places: by it others read what we wrote.
+    #[test]
+    fn fields_lie_where_the_document_says() {
+        let document = include_str!("../../../../docs/mirror-format.md");
+        let peers = format!("| {PEERS_AT} | {PEERS_MAX} × {PEER_BYTES} | peers");
+        let rows = [
+            format!("| 10 | 2 | length up to the end of the peers, {END} |"),
+            format!("| {WISHES_AT} | {PEERS_MAX} | wishes"),
+            format!("| {HISTORY_AT} | {} | history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),
+            peers,
+        ];
+        for row in rows {
+            assert!(document.contains(&row), "the document does not say: {row}");
+        }
+        let names = ["`FSMIRSB\\n`", "`FSMIRLG\\n`", "`FSMIRHT\\n`", "`FSMIRBM\\n`"];
+        assert!(names.iter().all(|name| document.contains(name)));
     }
 
     #[test]

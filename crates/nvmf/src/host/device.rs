@@ -1,10 +1,8 @@
 //! The device: calls become commands.
 
-use std::future::poll_fn;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Poll, Waker};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_nvme::command::io::{BlockRange, DsmRange, IoOptions};
@@ -20,8 +18,9 @@ use super::association::Association;
 use super::command::Data;
 use super::connect::Place;
 use super::shape::Shape;
-use super::window::run_all;
+use super::window::{run_all, run_at_once};
 use super::{HostError, HostOptions};
+use crate::countdown::Countdown;
 use crate::limits::{HOST_DISCONNECT_TIMEOUT, HOST_ZERO_BYTES};
 
 /// A namespace of a subsystem that a target serves over NVMe/TCP.
@@ -67,17 +66,14 @@ impl RemoteDevice {
     /// Bounded in time, whatever the target does.
     pub async fn disconnect(&self) {
         self.closed.store(true, Ordering::Release);
-        let left = Arc::new(Countdown {
-            left: AtomicUsize::new(self.cores.len()),
-            ..Countdown::default()
-        });
+        let left = Arc::new(Countdown::default());
         for core in &self.cores {
-            let (associations, left) = (self.associations.clone(), left.clone());
+            let (associations, part) = (self.associations.clone(), left.part());
             core.spawn(move || async move {
                 if let Some(association) = associations.get() {
                     association.disconnect().await;
                 }
-                left.count();
+                drop(part);
             });
         }
         // Each core's own end is bounded; one that is stopping may never tell.
@@ -123,35 +119,6 @@ impl std::fmt::Debug for RemoteDevice {
             .field("subsystem", &self.place.subnqn)
             .field("nsid", &self.shape.nsid)
             .finish_non_exhaustive()
-    }
-}
-
-/// Cores that have not finished yet.
-#[derive(Default)]
-struct Countdown {
-    left: AtomicUsize,
-    waker: Mutex<Option<Waker>>,
-}
-
-impl Countdown {
-    fn count(&self) {
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some(waker) = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take()
-        {
-            waker.wake();
-        }
-    }
-
-    async fn wait(&self) {
-        poll_fn(|cx| {
-            *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
-            // Looked at after the waker is in its place: the last to count sees one or the other.
-            match self.left.load(Ordering::Acquire) {
-                0 => Poll::Ready(()),
-                _ => Poll::Pending,
-            }
-        })
-        .await;
     }
 }
 
@@ -403,7 +370,7 @@ impl Io {
         }
     }
 
-    /// Writes when it is its turn: at most a transfer.
+    /// Writes when it is its turn: a command for each transfer, all of the same order.
     pub(super) fn submit_ordered(
         self,
         offset: u64,
@@ -414,13 +381,38 @@ impl Io {
         if let Err(error) = self.check_write(offset, data.len()) {
             return IoFuture::ready(Err(error));
         }
-        if data.len() > self.shape.transfer_bytes as usize {
-            return IoFuture::ready(Err(IoError::Unsupported));
+        if data.len() <= self.shape.transfer_bytes as usize {
+            return self.ordered(offset, data, fua, order);
         }
+        IoFuture::later(self.ordered_pieces(offset, data, fua, order))
+    }
+
+    /// Writes at most a transfer when it is its turn.
+    #[inline]
+    fn ordered(&self, offset: u64, data: Buf, fua: bool, order: Order) -> IoFuture<()> {
         let range = self.range(offset, data.len() as u64);
         let sgl = SglDescriptor::transport(data.len() as u32);
         let command = OrderedWrite { range, fua, order }.command(0, self.shape.nsid, sgl);
         self.change(command, Data::Out(data))
+    }
+
+    /// All at once: a write of a later order epoch waits at the target for every piece, so that
+    /// none of them may wait for a slot that such a write has.
+    async fn ordered_pieces(
+        self,
+        offset: u64,
+        data: Buf,
+        fua: bool,
+        order: Order,
+    ) -> Result<(), IoError> {
+        let transfer = u64::from(self.shape.transfer_bytes);
+        let mut pieces = Pieces::new(offset, data.len() as u64, transfer);
+        run_at_once(|| {
+            let (at, len) = pieces.next()?;
+            let start = (at - offset) as usize;
+            Some(self.ordered(at, data.slice(start..start + len as usize), fua, order))
+        })
+        .await
     }
 
     /// Writes zeroes when it is its turn: of any length.

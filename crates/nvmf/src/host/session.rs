@@ -176,7 +176,7 @@ impl RemoteSession {
         self.shape.geometry
     }
 
-    /// Longest ordered write, in bytes: what one command carries.
+    /// What one command carries, in bytes: an ordered write of more is several.
     pub fn transfer_bytes(&self) -> u32 {
         self.shape.transfer_bytes
     }
@@ -191,8 +191,8 @@ impl RemoteSession {
         self.call(move |io| io.submit_write(offset, data, fua))
     }
 
-    /// Writes when it is its turn. At most [`RemoteSession::transfer_bytes`]: a write counts as one
-    /// in its order, so it is not split; a longer one fails with [`IoError::Unsupported`].
+    /// Writes when it is its turn. More than [`RemoteSession::transfer_bytes`] is split, and each
+    /// part of so many bytes, the last of which may be shorter, counts as one in its order.
     pub fn write_ordered(&self, offset: u64, data: Buf, fua: bool, order: Order) -> IoFuture<()> {
         self.call(move |io| io.submit_ordered(offset, data, fua, order))
     }

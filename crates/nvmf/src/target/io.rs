@@ -125,7 +125,7 @@ impl Connection {
         match namespace.device.read(offset, place).try_now() {
             Ok(result) => self.read_done(&command, result, payload),
             Err(later) => {
-                let connection = self.clone();
+                let connection = self.admit();
                 spawn_detached(async move {
                     connection.read_done(&command, later.await, payload);
                 });
@@ -173,7 +173,7 @@ impl Connection {
         match namespace.device.write(span.offset, data, fua).try_now() {
             Ok(result) => self.write_done(&command, result, payload),
             Err(later) => {
-                let connection = self.clone();
+                let connection = self.admit();
                 spawn_detached(async move {
                     connection.write_done(&command, later.await, payload);
                 });
@@ -269,7 +269,7 @@ impl Connection {
         check_writable(namespace)?;
         let sent = data.as_ref().map_or(0, |data| data.len());
         self.with_controller(|_, queue| queue.counters.write(sent as u64));
-        let (connection, reply) = (self.clone(), session.io(&command, data));
+        let (connection, reply) = (self.admit(), session.io(&command, data));
         spawn_detached(async move {
             match reply.await {
                 Ok(reply) if reply.status.is_success() => {
@@ -295,7 +295,7 @@ impl Connection {
         payload: usize,
         work: impl Future<Output = Status> + 'static,
     ) {
-        let connection = self.clone();
+        let connection = self.admit();
         spawn_detached(async move {
             let status = work.await;
             connection.done(&command, status, payload);

@@ -46,8 +46,9 @@ use flagstone_nvme::Nqn;
 use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
 use flagstone_runtime::net::Address;
-use flagstone_runtime::time;
+use flagstone_runtime::{cores, time};
 
+use crate::countdown::pass_by_all;
 use crate::limits::{DRAIN_PERIOD, LISTENERS, SUBSYSTEMS};
 
 pub(crate) use admin::{AdminReply, admin_data_bytes};
@@ -262,18 +263,21 @@ impl Target {
         Ok(())
     }
 
-    /// Waits until no I/O command of a subsystem is in hand that was admitted before this call: what
-    /// [`Target::set_ana_state`] with a state that refuses commands leaves to be waited for before
-    /// another node may write. Commands that come later are refused, but while one is being refused
-    /// its queue is seen as busy: a host that goes on sending may delay this by some looks, of 200
-    /// microseconds each. A write whose data the host still owes counts, for
-    /// [`TargetConfig::slow_peer_timeout`] at most; so do the commands of connections that were cut. Bounded by nothing else: a device that never answers
-    /// is waited for. To be awaited on a core of the runtime.
+    /// Waits until every I/O command of a subsystem has ended that was admitted before this call:
+    /// what [`Target::set_ana_state`] with a state that refuses commands leaves to be waited for
+    /// before another node may write. Commands that come later are refused and not waited for,
+    /// however many; neither is a write whose data the host still owes, which will be refused when
+    /// the data is there. Commands of connections that were cut are. With a state that admits
+    /// commands it waits for a moment of each queue in which there are none. Bounded by nothing: a
+    /// device that never answers is waited for. To be awaited on a core of the runtime.
     ///
     /// # Errors
     /// [`TargetError::NoSubsystem`].
     pub async fn drained(&self, nqn: &Nqn) -> Result<(), TargetError> {
-        let mut busy = self.subsystem_named(nqn)?.busy_queues();
+        let subsystem = self.subsystem_named(nqn)?;
+        // What cores carry out at this moment under the table before.
+        pass_by_all(&cores()).await;
+        let mut busy = subsystem.busy_queues();
         while !busy.is_empty() {
             time::sleep(DRAIN_PERIOD).await;
             busy.retain(|queue| queue.upgrade().is_some_and(|queue| !queue.is_idle()));

@@ -141,7 +141,7 @@ impl Subsystem {
     /// Generation of [`Subsystem::table`].
     #[inline]
     pub(super) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::SeqCst)
+        self.generation.load(Ordering::Acquire)
     }
 
     /// Times the ANA log changed, from 1.
@@ -225,8 +225,7 @@ impl Subsystem {
 
     /// Shows connections and ANA log that the table is a new one.
     fn publish(&self, namespaces: MutexGuard<'_, Namespaces>) {
-        // Sequentially consistent: see `Queue::enter`.
-        self.generation.store(namespaces.table.generation(), Ordering::SeqCst);
+        self.generation.store(namespaces.table.generation(), Ordering::Release);
         // The group's list of namespaces is in the ANA log too.
         self.ana_changes.fetch_add(1, Ordering::AcqRel);
     }

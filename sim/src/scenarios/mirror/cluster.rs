@@ -8,13 +8,13 @@ use std::time::Duration;
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
 use flagstone_mirror::format::newest;
 use flagstone_mirror::format::superblock::Superblock;
-use flagstone_mirror::id::Uuid;
+use flagstone_mirror::id::{Generation, Uuid};
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::{MirrorState, Wish};
-use flagstone_mirror::{Mirror, PeerOptions};
-use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
-use flagstone_runtime::time;
+use flagstone_mirror::{Mirror, Mode, PeerOptions};
+use flagstone_runtime::sim::{DiskConfig, DiskFaults, NodeId, Simulation};
+use flagstone_runtime::{spawn_detached, time};
 
 use super::Kind;
 use super::link::{Hub, HubHandle};
@@ -28,13 +28,23 @@ const VOLUME: Uuid = Uuid([7; 16]);
 /// What hosts of one node may read.
 pub(super) struct Line {
     pub(super) model: Shared,
-    /// Changes acknowledged when it parted from the other's.
+    /// The moment, in the model's time, at which it parted from the other's.
     pub(super) base: u64,
+    /// Generation on the node's disk when it parted.
+    parted_at: Generation,
+    /// The node was seen with a generation of its own since.
+    minted: bool,
 }
 
 impl Line {
-    fn has_promised(&self) -> bool {
-        self.model.acknowledged() > self.base
+    fn new(model: Shared, base: u64) -> Line {
+        Line { model, base, parted_at: Generation::NONE, minted: false }
+    }
+
+    /// Something that must not be given up silently. An asynchronous source that had not noticed
+    /// yet that it was alone had promised no more than its own disk.
+    fn has_promised(&self, mode: Mode) -> bool {
+        self.model.has_promised_since(self.base) && (mode == Mode::Sync || self.minted)
     }
 }
 
@@ -45,8 +55,37 @@ pub(super) struct World {
     pub(super) lossy: [Cell<bool>; 2],
     pub(super) mirrors: RefCell<[Option<Arc<Mirror>>; 2]>,
     pub(super) stop: Rc<Cell<bool>>,
+    mode: Mode,
     /// Hosts of the node have calls in flight, or are about to.
     pub(super) loading: [Cell<bool>; 2],
+}
+
+impl World {
+    /// The state that an active node shows; none when it serves nobody.
+    fn state(&self, index: usize) -> Option<MirrorState> {
+        let mirror = self.mirrors.borrow()[index].clone()?;
+        mirror.is_active().then(|| mirror.state(0))
+    }
+
+    /// Both lines are one when this node says so, with which the other has caught up.
+    fn reconcile(&self, index: usize) {
+        let other = self.mirrors.borrow()[1 - index].clone();
+        // A source that has not heard of it yet may think so still.
+        let attached = other.is_some_and(|mirror| mirror.has_source());
+        if !attached || self.state(index) != Some(MirrorState::Mirroring) {
+            return;
+        }
+        self.lossy[1 - index].set(false);
+        let mut lines = self.lines.borrow_mut();
+        if !lines[index].model.is(&lines[1 - index].model) {
+            let lost = lines[1 - index].has_promised(self.mode);
+            assert!(!lost, "what the hosts of node {} were promised is given up", 1 - index);
+            let model = lines[index].model.clone();
+            let base = model.moment();
+            lines[index].base = base;
+            lines[1 - index] = Line::new(model, base);
+        }
+    }
 }
 
 pub(super) struct Cluster {
@@ -58,6 +97,8 @@ pub(super) struct Cluster {
     pub(super) usable: u64,
     device_bytes: u64,
     separate_log: bool,
+    /// The logs as they were made.
+    first_logs: [Vec<u8>; 2],
     volatile: bool,
     depth: usize,
     pause_ms: u64,
@@ -95,14 +136,17 @@ impl Cluster {
         }
         let usable =
             flagstone_mirror::shape::layout(device_bytes, &shape).expect("room").usable_bytes;
-        let line = || Line { model: Shared::new(seed, usable), base: 0 };
-        let (a, mut b) = (line(), line());
-        b.model = a.model.clone();
+        let (path, at) = if separate_log { (LOG, 0) } else { (DATA, usable) };
+        let log_bytes = (device_bytes - 8192 - usable) as usize;
+        let first_logs = nodes.map(|node| sim.peek(node, path, at, log_bytes));
+        let model = Shared::new(seed, usable);
+        let (a, b) = (Line::new(model.clone(), 0), Line::new(model, 0));
         let world = World {
             lines: RefCell::new([a, b]),
             lossy: Default::default(),
             mirrors: Default::default(),
             stop: Rc::default(),
+            mode: kind.mode,
             loading: Default::default(),
         };
         let depth = sim.random_between(1, 12) as usize;
@@ -115,6 +159,7 @@ impl Cluster {
             usable,
             device_bytes,
             separate_log,
+            first_logs,
             volatile,
             depth,
             pause_ms,
@@ -138,7 +183,7 @@ impl Cluster {
             (self.kind.mode, self.kind.ack, self.kind.when_lost);
         let (world, hub) = (self.world.clone(), self.hub.clone());
         let (separate_log, depth) = (self.separate_log, self.depth);
-        let pause_ms = self.pause_ms;
+        let (pause_ms, faults) = (self.pause_ms, self.kind.faults);
         self.sim.spawn_on(node, async move {
             let local = loop {
                 let (data, log) = devices(separate_log);
@@ -147,13 +192,24 @@ impl Cluster {
                     Err(_) => time::sleep(Duration::from_millis(100)).await,
                 }
             };
+            let replica = local.superblock().replica;
+            tracing::info!(node = index, %replica, lost = ?local.lost(), "the node is up");
             let mirror = Arc::new(Mirror::new(local, vec![peer]));
             world.mirrors.borrow_mut()[index] = Some(mirror.clone());
             hub.hub().serve(node, mirror.clone());
+            spawn_detached(follow(world.clone(), index, mirror.clone()));
             while mirror.start().await.is_err() {
                 time::sleep(Duration::from_millis(100)).await;
             }
-            hosts(world, index, mirror, depth, pause_ms).await;
+            let options = LoadOptions {
+                stop: world.stop.clone(),
+                max_bytes: 32 << 10,
+                medium_errors: faults,
+                // Time in which nothing happens costs the simulation nothing.
+                pause: Duration::from_millis(pause_ms),
+                ..LoadOptions::new(depth)
+            };
+            hosts(world, index, mirror, options).await;
         });
     }
 
@@ -173,6 +229,7 @@ impl Cluster {
         } else {
             self.sim.crash(node);
         }
+        self.watch();
         self.hub().stop(node);
         self.world.loading[index].set(false);
         self.world.mirrors.borrow_mut()[index] = None;
@@ -187,8 +244,7 @@ impl Cluster {
 
     /// The state that an active node shows; none when it serves nobody.
     pub(super) fn state(&self, index: usize) -> Option<MirrorState> {
-        let mirror = self.mirror(index)?;
-        mirror.is_active().then(|| mirror.state(0))
+        self.world.state(index)
     }
 
     pub(super) fn shown(&self, index: usize) -> Option<MirrorState> {
@@ -202,23 +258,7 @@ impl Cluster {
 
     /// Lines that have become one are one.
     pub(super) fn reconcile(&self) {
-        for index in 0..2 {
-            // A source that has not heard of it yet may think so still.
-            let attached = self.mirror(1 - index).is_some_and(|mirror| mirror.has_source());
-            if !attached || self.state(index) != Some(MirrorState::Mirroring) {
-                continue;
-            }
-            self.world.lossy[1 - index].set(false);
-            let mut lines = self.world.lines.borrow_mut();
-            if !lines[index].model.is(&lines[1 - index].model) {
-                let lost = lines[1 - index].has_promised();
-                assert!(!lost, "what the hosts of node {} were promised is given up", 1 - index);
-                let model = lines[index].model.clone();
-                let base = model.acknowledged();
-                lines[index].base = base;
-                lines[1 - index] = Line { model, base };
-            }
-        }
+        (0..2).for_each(|index| self.world.reconcile(index));
     }
 
     /// The node is about to serve though the other may: from now on their data may differ.
@@ -232,18 +272,58 @@ impl Cluster {
             return;
         }
         let model = lines[index].model.fork();
-        if outdated || self.kind.mode == flagstone_mirror::Mode::Async {
+        if outdated || self.kind.mode == Mode::Async {
             model.forget();
         }
-        lines[1 - index].base = lines[1 - index].model.acknowledged();
-        lines[index] = Line { model, base: 0 };
+        lines[1 - index].base = lines[1 - index].model.moment();
+        lines[index] = Line::new(model, 0);
+        for (node, line) in lines.iter_mut().enumerate() {
+            let found = self.superblock(node);
+            line.parted_at = found.map_or(Generation::NONE, |found| found.current);
+        }
+    }
+
+    /// Notices generations that nodes have minted since they parted.
+    pub(super) fn watch(&self) {
+        let [a, b] = [0, 1].map(|node| self.superblock(node).map(|found| found.current));
+        let mut lines = self.world.lines.borrow_mut();
+        for (line, (mine, others)) in lines.iter_mut().zip([(a, b), (b, a)]) {
+            line.minted |= mine != Some(line.parted_at) && mine != others;
+        }
     }
 
     /// The operator has given up what is on a node.
     pub(super) fn give_up(&self, index: usize) {
         let mut lines = self.world.lines.borrow_mut();
         let (model, base) = (lines[1 - index].model.clone(), lines[1 - index].base);
-        lines[index] = Line { model, base };
+        lines[index] = Line::new(model, base);
+    }
+
+    /// Part of a node's data cannot be read any more, or not be written.
+    pub(super) fn damage(&self, index: usize, read: bool) {
+        let from = self.sim.random_between(0, self.usable / 4096 - 1) * 4096;
+        let to = (from + 4096 * self.sim.random_between(1, 4)).min(self.usable);
+        let faults = DiskFaults::default();
+        let faults =
+            if read { faults.unreadable_at(from..to) } else { faults.unwritable_at(from..to) };
+        self.sim.set_faults(self.nodes[index], DATA, faults);
+    }
+
+    /// A node's disk is sound again.
+    pub(super) fn repair(&self, index: usize) {
+        self.sim.set_faults(self.nodes[index], DATA, DiskFaults::default());
+    }
+
+    /// While a node is down its log is replaced: by the one that it had when it was made, or by
+    /// nothing.
+    pub(super) fn replace_log(&self, index: usize, old: bool) {
+        if self.sim.is_up(self.nodes[index]) {
+            return;
+        }
+        let (path, at) = if self.separate_log { (LOG, 0) } else { (DATA, self.usable) };
+        let blank = vec![0; self.first_logs[index].len()];
+        let bytes = if old { &self.first_logs[index] } else { &blank };
+        self.sim.poke(self.nodes[index], path, at, bytes);
     }
 
     /// What a node's disk says of its replica.
@@ -280,6 +360,20 @@ impl PartialEq for Kind {
     }
 }
 
+impl Drop for Cluster {
+    /// Tasks hold mirrors, these the way to each other, and that the world with its tasks.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for node in self.nodes.into_iter().filter(|node| self.sim.is_up(*node)) {
+            self.sim.crash(node);
+        }
+        self.world.mirrors.take();
+        self.hub().clear();
+    }
+}
+
 fn devices(separate_log: bool) -> (SharedDevice, Option<SharedDevice>) {
     let open = |path: &str| -> SharedDevice {
         FileDevice::open(path, &options()).expect("the disk is free")
@@ -287,8 +381,17 @@ fn devices(separate_log: bool) -> (SharedDevice, Option<SharedDevice>) {
     (open(DATA), separate_log.then(|| open(LOG)))
 }
 
+/// Notices each moment at which both are one.
+async fn follow(world: Rc<World>, index: usize, mirror: Arc<Mirror>) {
+    let mut state = MirrorState::Disconnected;
+    loop {
+        state = mirror.state_changed(0, state).await;
+        world.reconcile(index);
+    }
+}
+
 /// The hosts of one node: load it whenever it serves, until the node dies.
-async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, depth: usize, pause_ms: u64) {
+async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, options: LoadOptions) {
     let mut active = false;
     loop {
         if !active {
@@ -302,15 +405,8 @@ async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, depth: usize
         let device: SharedDevice = Arc::new((*mirror).clone());
         // What an earlier source left in a volatile cache counts from here on.
         if device.flush().await.is_ok() && !world.stop.get() {
-            let options = LoadOptions {
-                stop: world.stop.clone(),
-                max_bytes: 32 << 10,
-                // Time in which nothing happens costs the simulation nothing.
-                pause: Duration::from_millis(pause_ms),
-                ..LoadOptions::new(depth)
-            };
             world.loading[index].set(true);
-            load(device, model, options).await;
+            load(device, model, options.clone()).await;
             world.loading[index].set(false);
         }
         if world.stop.get() {

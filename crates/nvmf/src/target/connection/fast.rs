@@ -49,24 +49,7 @@ impl Connection {
         if queue.qid == 0 || !controller.is_ready() || !queue.is_open() {
             return 0;
         }
-        // Before the look at the table: what is carried out under an old one is seen in hand.
-        let queue = queue.clone();
-        queue.enter();
-        let awaited = self.run_short_under(session, rx, rules);
-        queue.leave();
-        awaited
-    }
-
-    /// As [`Connection::run_short`], of a queue that counts as having something in hand.
-    #[inline]
-    fn run_short_under(
-        self: &Rc<Self>,
-        session: &mut Session,
-        rx: &mut Rx,
-        rules: &Rules,
-    ) -> usize {
-        let entries = session.connected.queue.entries;
-        let controller = &session.connected.controller;
+        let entries = queue.entries;
         if session.table.generation() != controller.generation() {
             session.table = controller.snapshot();
         }
@@ -162,7 +145,7 @@ impl Connection {
             Ok(Ok(data)) => self.short_data(session, short, data.freeze()),
             later => {
                 self.begin(short.len);
-                let (connection, command, len) = (self.clone(), short.command, short.len);
+                let (connection, command, len) = (self.admit(), short.command, short.len);
                 spawn_detached(async move {
                     let result = match later {
                         Ok(result) => result,
@@ -207,7 +190,7 @@ impl Connection {
             }
             later => {
                 self.begin(short.len);
-                let (connection, command, len) = (self.clone(), short.command, short.len);
+                let (connection, command, len) = (self.admit(), short.command, short.len);
                 spawn_detached(async move {
                     let result = match later {
                         Ok(result) => result,

@@ -36,6 +36,7 @@ use flagstone_runtime::net::Stream;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, sync, task, time};
 
+use super::queue::Admitted;
 use super::{Connected, Controller, Namespace, NamespaceTable, Queue, Target};
 use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 use crate::stream::rx::{Rx, RxError};
@@ -50,7 +51,7 @@ pub(crate) struct Connection {
     tx: Tx,
     encoder: Cell<Encoder>,
     session: RefCell<Option<Session>>,
-    /// The session's queue, where what is in hand is counted for others to see.
+    /// The session's queue, where commands that were admitted are counted for others to see.
     queue: OnceCell<Arc<Queue>>,
     transfers: RefCell<Transfers>,
     /// Commands received and not yet answered.
@@ -75,6 +76,27 @@ pub(crate) struct Connection {
     received: Cell<u64>,
     /// What we wait for the peer to send.
     awaits: Cell<Awaits>,
+}
+
+/// The connection, with a command that was admitted.
+pub(crate) struct Carrying(Rc<Connection>);
+
+impl std::ops::Deref for Carrying {
+    type Target = Rc<Connection>;
+
+    #[inline]
+    fn deref(&self) -> &Rc<Connection> {
+        &self.0
+    }
+}
+
+impl Drop for Carrying {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(queue) = self.0.queue.get() {
+            queue.leave();
+        }
+    }
 }
 
 /// What a connection receives.
@@ -177,10 +199,7 @@ impl Connection {
     /// Takes on the queue that Connect gave.
     fn adopt(self: &Rc<Self>, connected: Connected) {
         let table = connected.controller.snapshot();
-        // What is in hand before Connect is Connect itself.
-        let queue = connected.queue.clone();
-        (0..self.outstanding.get()).for_each(|_| queue.enter());
-        self.queue.get_or_init(|| queue);
+        self.queue.get_or_init(|| connected.queue.clone());
         let mut tasks = Vec::new();
         if connected.queue.qid == 0 {
             let (connection, controller) = (Rc::downgrade(self), connected.controller.clone());
@@ -300,9 +319,21 @@ impl Connection {
     pub(crate) fn begin(&self, payload: usize) {
         self.outstanding.set(self.outstanding.get() + 1);
         self.payload_bytes.set(self.payload_bytes.get() + payload);
+    }
+
+    /// For a command in hand that a namespace was found for, in the same turn: it counts as admitted
+    /// for as long as what this gives lives.
+    #[inline]
+    pub(crate) fn admit(self: &Rc<Self>) -> Carrying {
         if let Some(queue) = self.queue.get() {
             queue.enter();
         }
+        Carrying(self.clone())
+    }
+
+    /// As [`Connection::admit`], for what the connection itself keeps.
+    pub(crate) fn admit_waiting(&self) -> Option<Admitted> {
+        self.queue.get().map(|queue| Admitted::new(queue.clone()))
     }
 
     /// Notes that a command with `payload` bytes is answered, or was given up.
@@ -310,9 +341,6 @@ impl Connection {
     pub(crate) fn release(&self, payload: usize) {
         self.outstanding.set(self.outstanding.get() - 1);
         self.payload_bytes.set(self.payload_bytes.get() - payload);
-        if let Some(queue) = self.queue.get() {
-            queue.leave();
-        }
         self.room.notify();
     }
 
