@@ -116,6 +116,22 @@ impl Pair {
         })
     }
 
+    /// Makes a node the source, once it has noticed that the source is gone.
+    ///
+    /// # Panics
+    /// If it is refused for good.
+    pub fn fail_over_to(&self, node: usize) {
+        let mut said = String::new();
+        let done = || match self.try_order(node, "failover", &["--yes"]) {
+            Ok(_) => true,
+            Err(error) => {
+                said = error;
+                false
+            }
+        };
+        until("the failover is carried out", done, || self.nodes[node].output());
+    }
+
     /// What a node says of the mirror.
     pub fn status(&self, node: usize) -> Value {
         self.order(node, "status", &[])
