@@ -19,7 +19,7 @@ use std::time::Duration;
 use flagstone_runtime::time;
 
 use crate::decide::Amount;
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{Role, Superblock};
 use crate::id::Generation;
 use crate::limits::{RETRY_MAX_MS, RETRY_MIN_MS};
 use crate::mirror::{Inner, LegState, State};
@@ -115,6 +115,10 @@ async fn meet(inner: &Arc<Inner>, leg: usize) -> Result<Never, Ended> {
     });
     let mine = inner.about(peers.view.replica);
     let finding = match plan(&mine, &peers) {
+        // Of several targets each would find that it has to lead: that is for the operator to say.
+        Plan::Lead { promote: true, .. } if inner.legs.len() > 1 && mine.role == Role::Target => {
+            Finding::Idle
+        }
         Plan::Lead { amount, promote } => {
             return lead(inner, leg, session, peers, amount, promote).await;
         }
@@ -146,7 +150,7 @@ async fn step_down_for(inner: &Arc<Inner>, mine: &About, peers: &About) -> Resul
     }
     let replica = inner.local.superblock().replica;
     tracing::warn!(%replica, "the peer serves hosts since: this side stops, nothing of it is lost");
-    inner.deactivate(crate::format::superblock::Role::Target).await.map_err(Ended::Local)?;
+    inner.deactivate(Role::Target).await.map_err(Ended::Local)?;
     drop(hold);
     Ok(())
 }

@@ -11,6 +11,7 @@ mod others;
 #[cfg(test)]
 mod pair;
 mod steps;
+mod two;
 
 use crate::Scenario;
 use flagstone_mirror::{Ack, Mode, WhenPeerLost};
@@ -50,6 +51,14 @@ pub const FAULTY: Scenario = Scenario {
     about: "a synchronous mirror on disks with parts that cannot be read or written, and logs that \
             are lost, replaced by an old one or by a blank disk while their node is down",
     run: |seed| steps::run(seed, &Kind { faults: true, ..Kind::default() }),
+};
+
+/// With two targets.
+pub const TWO: Scenario = Scenario {
+    name: "mirror-two",
+    about: "a synchronous mirror with two targets through crashes, power losses, partitions and \
+            switchovers: never two sources, all three legs end up equal",
+    run: two::run,
 };
 
 /// What is run.
