@@ -200,31 +200,38 @@ async fn lead(
     amount: Option<Amount>,
     promote: bool,
 ) -> Result<Never, Ended> {
-    if promote {
-        let _changing = inner.changing().await;
-        inner.activate(peers.view.epoch, false).await.map_err(|_| Ended::Nothing)?;
-    }
     let full = std::mem::take(&mut inner.lock().legs[leg].full);
     let amount = if full { Some(Amount::Full) } else { amount };
     // What earlier sessions left in hand is marked before anything is decided for good.
     inner.wait(|state| (state.legs[leg].sending == 0).then_some(())).await;
+    let slot = inner.slot_of(peers.view.replica);
+    let keep = move |superblock: &mut Superblock| {
+        superblock.peers[slot].replica = peers.view.replica;
+    };
+    inner.local.update(keep).await.map_err(Ended::Local)?;
     let superblock = inner.local.superblock();
+    let next = inner.epoch_after(peers.view.epoch);
     let phase = amount.map_or(Phase::Resync(Amount::Partial), Phase::Resync);
     let serial = inner.install(leg, &session, &peers, phase);
     let _lose = Lose { inner: inner.clone(), leg, serial };
     let attach = Attach {
         volume: superblock.volume,
         source: superblock.replica,
-        epoch: superblock.epoch,
+        epoch: if promote { next } else { superblock.epoch },
         expected: peers.view.lineage.current,
         in_sync: amount.is_none(),
     };
     order(&session, Request::Attach(attach)).await?;
-    let slot = inner.slot_of(peers.view.replica);
-    let keep = move |superblock: &mut Superblock| {
-        superblock.peers[slot].replica = peers.view.replica;
-    };
-    inner.local.update(keep).await.map_err(Ended::Local)?;
+    if promote {
+        // Only now: the peer may have begun to serve meanwhile, and has refused then. From here on
+        // it is a target, and begins to serve on an operator's word alone.
+        let _changing = inner.changing().await;
+        let attached = inner.lock().attached.is_some();
+        if attached || inner.epoch_after(peers.view.epoch) != next {
+            return Err(Ended::Changed);
+        }
+        inner.activate(peers.view.epoch, false).await.map_err(|_| Ended::Nothing)?;
+    }
     match amount {
         None => agree(inner, leg, serial, superblock.current).await?,
         Some(amount) => bring_up(inner, leg, &session, serial, amount).await?,
