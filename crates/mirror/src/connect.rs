@@ -345,7 +345,7 @@ impl Inner {
         self.mark(leg, 0, self.local.superblock().shape.usable_bytes);
         self.local.persist_marks().await.map_err(Ended::Local)?;
         let base = Generation::random();
-        let slot = self.slot_of(self.lock().legs[leg].peer);
+        let slot = self.slot_of_leg(leg);
         let name = move |superblock: &mut Superblock| {
             let mut lineage = superblock.lineage(slot);
             lineage.expect(base);

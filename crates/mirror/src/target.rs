@@ -317,6 +317,13 @@ impl Inner {
         free.or_else(gone).unwrap_or(0)
     }
 
+    /// The same of the peer that was met by a leg.
+    pub(crate) fn slot_of_leg(&self, leg: usize) -> usize {
+        // The lock is given back first: the other takes it too.
+        let peer = self.lock().legs[leg].peer;
+        self.slot_of(peer)
+    }
+
     fn bits_page(&self, page: u64) -> Answer {
         let words = (self.local.superblock().shape.bits()).div_ceil(64);
         let first = page.checked_mul(WORDS as u64).filter(|first| *first < words);
