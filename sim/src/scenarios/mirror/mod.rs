@@ -61,6 +61,9 @@ pub const TWO: Scenario = Scenario {
     run: two::run,
 };
 
+/// All of them.
+pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC, FAULTY, TWO];
+
 /// What is run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Kind {
@@ -87,5 +90,22 @@ mod tests {
     #[test]
     fn a_synchronous_mirror_keeps_its_promises_and_replays() {
         passes(&SYNC, 0..20);
+    }
+
+    #[test]
+    fn so_do_the_others() {
+        for scenario in ALL {
+            passes(scenario, 0..3);
+        }
+    }
+
+    /// Seeds that showed a bug once; the change log says which.
+    #[test]
+    fn what_was_found_once_is_not_found_again() {
+        for (scenario, seed) in
+            [(&ASYNC, 54), (&SYNC, 5050), (&ASYNC, 431), (&FAULTY, 444), (&TWO, 1)]
+        {
+            passes(scenario, seed..seed + 1);
+        }
     }
 }
