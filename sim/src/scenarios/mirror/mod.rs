@@ -98,14 +98,4 @@ mod tests {
             passes(scenario, 0..3);
         }
     }
-
-    /// Seeds that showed a bug once; the change log says which.
-    #[test]
-    fn what_was_found_once_is_not_found_again() {
-        for (scenario, seed) in
-            [(&ASYNC, 54), (&SYNC, 5050), (&ASYNC, 431), (&FAULTY, 444), (&TWO, 1)]
-        {
-            passes(scenario, seed..seed + 1);
-        }
-    }
 }
