@@ -225,6 +225,8 @@ impl Trio {
         self.hub.hub().heal();
         self.hub.hub().set_slow(Duration::from_micros(300));
         (0..NODES).for_each(|index| self.restart(index));
+        // Commands that were given are carried out first, by stalled disks too.
+        self.sim.run_for(Duration::from_secs(3));
         let deadline = self.sim.now() + PEACE;
         while !self.is_whole() {
             self.sim.run_for(Duration::from_secs(1));
