@@ -49,6 +49,8 @@ impl Mirror {
     /// See [`RoleError`].
     pub async fn start(&self) -> Result<bool, RoleError> {
         let inner = &self.0;
+        // A source that attaches meanwhile makes a target of us.
+        let _changing = inner.changing().await;
         let superblock = inner.local.superblock();
         let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none());
         let mut outdated = known.map(|peer| !peer.bases.is_empty());
@@ -56,7 +58,6 @@ impl Mirror {
         if superblock.role != Role::Source || !(alone || outdated.all(|outdated| outdated)) {
             return Ok(inner.lock().active);
         }
-        let _changing = inner.changing().await;
         if !inner.lock().active {
             inner.activate(0, false).await?;
         }

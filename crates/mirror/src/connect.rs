@@ -19,7 +19,7 @@ use std::time::Duration;
 use flagstone_runtime::time;
 
 use crate::decide::Amount;
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{Role, Superblock};
 use crate::id::Generation;
 use crate::limits::{RETRY_MAX_MS, RETRY_MIN_MS};
 use crate::mirror::{Inner, LegState, State};
@@ -115,6 +115,10 @@ async fn meet(inner: &Arc<Inner>, leg: usize) -> Result<Never, Ended> {
     });
     let mine = inner.about(peers.view.replica);
     let finding = match plan(&mine, &peers) {
+        // Of several targets each would find that it has to lead: that is for the operator to say.
+        Plan::Lead { promote: true, .. } if inner.legs.len() > 1 && mine.role == Role::Target => {
+            Finding::Idle
+        }
         Plan::Lead { amount, promote } => {
             return lead(inner, leg, session, peers, amount, promote).await;
         }
@@ -146,7 +150,7 @@ async fn step_down_for(inner: &Arc<Inner>, mine: &About, peers: &About) -> Resul
     }
     let replica = inner.local.superblock().replica;
     tracing::warn!(%replica, "the peer serves hosts since: this side stops, nothing of it is lost");
-    inner.deactivate(crate::format::superblock::Role::Target).await.map_err(Ended::Local)?;
+    inner.deactivate(Role::Target).await.map_err(Ended::Local)?;
     drop(hold);
     Ok(())
 }
@@ -197,31 +201,38 @@ async fn lead(
     amount: Option<Amount>,
     promote: bool,
 ) -> Result<Never, Ended> {
-    if promote {
-        let _changing = inner.changing().await;
-        inner.activate(peers.view.epoch, false).await.map_err(|_| Ended::Nothing)?;
-    }
     let full = std::mem::take(&mut inner.lock().legs[leg].full);
     let amount = if full { Some(Amount::Full) } else { amount };
     // What earlier sessions left in hand is marked before anything is decided for good.
     inner.wait(|state| (state.legs[leg].sending == 0).then_some(())).await;
+    let slot = inner.slot_of(peers.view.replica);
+    let keep = move |superblock: &mut Superblock| {
+        superblock.peers[slot].replica = peers.view.replica;
+    };
+    inner.local.update(keep).await.map_err(Ended::Local)?;
     let superblock = inner.local.superblock();
+    let next = inner.epoch_after(peers.view.epoch);
     let phase = amount.map_or(Phase::Resync(Amount::Partial), Phase::Resync);
     let serial = inner.install(leg, &session, &peers, phase);
     let _lose = Lose { inner: inner.clone(), leg, serial };
     let attach = Attach {
         volume: superblock.volume,
         source: superblock.replica,
-        epoch: superblock.epoch,
+        epoch: if promote { next } else { superblock.epoch },
         expected: peers.view.lineage.current,
         in_sync: amount.is_none(),
     };
     order(&session, Request::Attach(attach)).await?;
-    let slot = inner.slot_of(peers.view.replica);
-    let keep = move |superblock: &mut Superblock| {
-        superblock.peers[slot].replica = peers.view.replica;
-    };
-    inner.local.update(keep).await.map_err(Ended::Local)?;
+    if promote {
+        // Only now: the peer may have begun to serve meanwhile, and has refused then. From here on
+        // it is a target, and begins to serve on an operator's word alone.
+        let _changing = inner.changing().await;
+        let attached = inner.lock().attached.is_some();
+        if attached || inner.epoch_after(peers.view.epoch) != next {
+            return Err(Ended::Changed);
+        }
+        inner.activate(peers.view.epoch, false).await.map_err(|_| Ended::Nothing)?;
+    }
     match amount {
         None => agree(inner, leg, serial, superblock.current).await?,
         Some(amount) => bring_up(inner, leg, &session, serial, amount).await?,
@@ -335,7 +346,7 @@ impl Inner {
         self.mark(leg, 0, self.local.superblock().shape.usable_bytes);
         self.local.persist_marks().await.map_err(Ended::Local)?;
         let base = Generation::random();
-        let slot = self.slot_of(self.lock().legs[leg].peer);
+        let slot = self.slot_of_leg(leg);
         let name = move |superblock: &mut Superblock| {
             let mut lineage = superblock.lineage(slot);
             lineage.expect(base);

@@ -119,7 +119,7 @@ impl Inner {
         leg: usize,
         generation: Generation,
     ) -> Result<bool, IoError> {
-        let slot = self.slot_of(self.lock().legs[leg].peer);
+        let slot = self.slot_of_leg(leg);
         self.local
             .update(move |superblock| {
                 if superblock.current != generation {

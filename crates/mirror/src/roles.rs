@@ -107,6 +107,11 @@ impl Inner {
         Ok(())
     }
 
+    /// The epoch that this replica takes next, after all that were seen here and `seen`.
+    pub(crate) fn epoch_after(&self, seen: u64) -> u64 {
+        next_epoch(self.local.superblock().epoch.max(seen), self.rank())
+    }
+
     /// Becomes the source, of an epoch later than `seen` and than all that were seen here. `forced`
     /// when the peer was not asked.
     pub(crate) async fn activate(

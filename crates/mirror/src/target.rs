@@ -262,12 +262,16 @@ impl Inner {
     /// What we say of ourselves, as this peer has to see it.
     pub(crate) fn about(&self, asker: Uuid) -> About {
         let mut view = self.local.view(self.slot_of(asker));
+        let known =
+            self.local.superblock().peers.iter().filter(|peer| !peer.replica.is_none()).count();
         let state = self.lock();
         view.serving |= state.active;
         view.dirty |= self.legs.iter().any(|leg| leg.todo.count() > 0);
         let queues = self.legs.iter().any(|leg| leg.options().mode == Mode::Async);
-        if queues && state.role == Role::Source {
-            // Hosts were told what the peer never got: a crash must not make its data the better.
+        if (queues || known > 1) && state.role == Role::Source {
+            // Asynchronous: hosts were told what the peer never got, and a crash must not make its
+            // data the better. Several targets: each would think its own to be that, out of the
+            // others' sight.
             (view.serving, view.crashed) = (true, false);
         }
         About {
@@ -311,6 +315,13 @@ impl Inner {
         let free = peers.iter().position(|peer| peer.replica.is_none());
         let gone = || peers.iter().position(|peer| !present.contains(&peer.replica));
         free.or_else(gone).unwrap_or(0)
+    }
+
+    /// The same of the peer that was met by a leg.
+    pub(crate) fn slot_of_leg(&self, leg: usize) -> usize {
+        // The lock is given back first: the other takes it too.
+        let peer = self.lock().legs[leg].peer;
+        self.slot_of(peer)
     }
 
     fn bits_page(&self, page: u64) -> Answer {

@@ -11,6 +11,7 @@ mod others;
 #[cfg(test)]
 mod pair;
 mod steps;
+mod two;
 
 use crate::Scenario;
 use flagstone_mirror::{Ack, Mode, WhenPeerLost};
@@ -52,6 +53,17 @@ pub const FAULTY: Scenario = Scenario {
     run: |seed| steps::run(seed, &Kind { faults: true, ..Kind::default() }),
 };
 
+/// With two targets.
+pub const TWO: Scenario = Scenario {
+    name: "mirror-two",
+    about: "a synchronous mirror with two targets through crashes, power losses, partitions and \
+            switchovers: never two sources, all three legs end up equal",
+    run: two::run,
+};
+
+/// All of them.
+pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC, FAULTY, TWO];
+
 /// What is run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Kind {
@@ -78,5 +90,12 @@ mod tests {
     #[test]
     fn a_synchronous_mirror_keeps_its_promises_and_replays() {
         passes(&SYNC, 0..20);
+    }
+
+    #[test]
+    fn so_do_the_others() {
+        for scenario in ALL {
+            passes(scenario, 0..3);
+        }
     }
 }

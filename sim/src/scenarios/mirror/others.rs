@@ -317,6 +317,34 @@ fn an_attachment_does_not_wait_for_writes_whose_order_never_comes() {
 }
 
 #[test]
+fn a_target_that_takes_over_by_itself_asks_before_it_serves() {
+    let pair = Pair::new(17, |_| {});
+    pair.cut();
+    pair.write(0, 9, 1).expect("the peer is lost");
+    let lost = lose(&pair, Fate::Unanswered, 1, |ask| matches!(ask, Request::EndResync { .. }));
+    pair.hub().heal();
+    while lost.get() == 0 {
+        pair.sim.run_for(Duration::from_millis(1));
+    }
+    pair.end(0, false);
+    // Equal generations, and the source has crashed: the target leads. But the source, which has
+    // its peer recorded as out of date, may begin to serve at any moment.
+    let lost = lose(&pair, Fate::Lost, u64::MAX, |ask| matches!(ask, Request::Attach(_)));
+    pair.sim.restart(pair.nodes[0]);
+    pair.open(0);
+    while lost.get() == 0 {
+        pair.sim.run_for(Duration::from_millis(1));
+    }
+    pair.sim.run_for(Duration::from_secs(2));
+    assert!(!pair.mirror(1).is_active(), "it serves, and the source has not heard of it");
+    assert_eq!(pair.on(0, |mirror| async move { mirror.start().await }), Ok(true));
+    pair.hub().set_fate(|_| Fate::Arrives);
+    pair.becomes_whole(0);
+    assert!(!pair.mirror(1).is_active());
+    assert_eq!(pair.read(0, 9), 1);
+}
+
+#[test]
 fn a_resync_that_begins_while_the_target_is_made_the_source() {
     let pair = Pair::new(13, |_| {});
     pair.cut();

@@ -78,8 +78,14 @@ impl Pair {
         self.mirrors.borrow()[index].clone().expect("it runs")
     }
 
-    /// A node's process begins.
+    /// A node's process begins, and serves hosts if it knows that it may.
     pub(super) fn start(&self, index: usize) {
+        self.open(index);
+        self.on(index, |mirror| async move { mirror.start().await }).expect("sound disks");
+    }
+
+    /// A node's process begins.
+    pub(super) fn open(&self, index: usize) {
         let mut peer = PeerOptions::new(self.hub.peer(self.nodes[index], self.nodes[1 - index]));
         (self.options)(&mut peer);
         let (hub, node, mirrors) = (self.hub.clone(), self.nodes[index], self.mirrors.clone());
@@ -87,7 +93,6 @@ impl Pair {
             let local = Replica::open(device(), None).await.expect("sound disks");
             let mirror = Arc::new(Mirror::new(local, vec![peer]));
             hub.hub().serve(node, mirror.clone());
-            mirror.start().await.expect("sound disks");
             mirrors.borrow_mut()[index] = Some(mirror);
         });
         self.sim.block_on(started).expect("nobody ends it");

@@ -153,8 +153,8 @@ fn settle(cluster: &Cluster) {
         }
     }
     (0..2).for_each(|index| cluster.restart(index));
-    // Commands that were given are carried out first.
-    sim.run_for(Duration::from_secs(1));
+    // Commands that were given are carried out first, by stalled disks too.
+    sim.run_for(Duration::from_secs(3));
     let deadline = sim.now() + PEACE;
     let mut quiet = 0;
     while !is_whole(cluster) {
