@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 use flagstone_control::api::mirror_document::{
     ActionDocument, MirrorDocument, PeerDocument, ReplicaDocument, ResyncDocument, VerifyDocument,
 };
-use flagstone_control::units::format_size;
 use flagstone_runtime::time::Instant;
 
 use crate::columns::wrapped;
@@ -57,7 +56,7 @@ pub(super) fn mirror(look: &Look, last: Option<&Look>) -> String {
     let _ = writeln!(
         text,
         "  {}, epoch {}, generation {}\n  volume {}, replica {}",
-        format_size(replica.size_bytes),
+        size(replica.size_bytes),
         replica.epoch,
         replica.generation,
         replica.volume_uuid,
