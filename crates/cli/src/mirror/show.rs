@@ -43,7 +43,7 @@ pub(super) fn mirror(look: &Look, last: Option<&Look>) -> String {
     let now = &look.document;
     let mut text = format!("{}: {}", now.volume, now.state);
     let Some(replica) = &now.replica else {
-        let _ = write!(text, " on {}\n", now.node);
+        let _ = writeln!(text, " on {}", now.node);
         return text + &next(now);
     };
     let serves = match (replica.active, replica.local_failed) {
