@@ -100,9 +100,11 @@ pub(super) fn is_settled(action: &str, peer: Option<&str>, now: &MirrorDocument)
     let mut peers = now.peers.iter().filter(|one| peer.is_none_or(|peer| one.name == peer));
     peers.all(|peer| {
         let copies = ["resynchronizing", "resync-pending", "disconnected"];
-        // A target that is out of date is brought up to date by its source.
+        // A target without whole data is brought up to date by its source.
         let is_fed = peer.state == "target"
-            && now.replica.as_ref().is_some_and(|replica| replica.inconsistent);
+            && now.replica.as_ref().is_some_and(|replica| {
+                replica.inconsistent || replica.generation.bytes().all(|digit| digit == b'0')
+            });
         !copies.contains(&peer.state.as_str()) && !is_fed
     })
 }
@@ -208,7 +210,7 @@ mod tests {
                 state: state.into(),
                 ..Default::default()
             }],
-            replica: Some(ReplicaDocument::default()),
+            replica: Some(ReplicaDocument { generation: "00ab".into(), ..Default::default() }),
             ..MirrorDocument::default()
         };
         for action in ["create", "continue", "resync", "resolve", "switchover"] {
@@ -229,6 +231,13 @@ mod tests {
         let mut fed = now("target");
         fed.replica.as_mut().unwrap().inconsistent = true;
         assert!(!is_settled("create", None, &fed));
+        // One that was just made holds nothing yet.
+        let blank = ReplicaDocument { generation: "0000".into(), ..ReplicaDocument::default() };
+        assert!(!is_settled(
+            "create",
+            None,
+            &MirrorDocument { replica: Some(blank), ..now("target") }
+        ));
         let mut verifies = now("mirroring");
         let verify = VerifyDocument { running: true, ..VerifyDocument::default() };
         verifies.verify = Some(verify);

@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 use flagstone_control::api::mirror_document::{
     ActionDocument, MirrorDocument, PeerDocument, ReplicaDocument, ResyncDocument, VerifyDocument,
 };
-use flagstone_control::units::format_size;
 use flagstone_runtime::time::Instant;
 
 use crate::columns::wrapped;
@@ -44,7 +43,7 @@ pub(super) fn mirror(look: &Look, last: Option<&Look>) -> String {
     let now = &look.document;
     let mut text = format!("{}: {}", now.volume, now.state);
     let Some(replica) = &now.replica else {
-        let _ = write!(text, " on {}\n", now.node);
+        let _ = writeln!(text, " on {}", now.node);
         return text + &next(now);
     };
     let serves = match (replica.active, replica.local_failed) {
@@ -57,7 +56,7 @@ pub(super) fn mirror(look: &Look, last: Option<&Look>) -> String {
     let _ = writeln!(
         text,
         "  {}, epoch {}, generation {}\n  volume {}, replica {}",
-        format_size(replica.size_bytes),
+        size(replica.size_bytes),
         replica.epoch,
         replica.generation,
         replica.volume_uuid,

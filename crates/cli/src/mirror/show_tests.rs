@@ -50,7 +50,7 @@ fn shown(document: MirrorDocument) -> String {
 fn a_mirror_that_is_well() {
     let expected = "\
 db: mirroring; node-a is the source, serves hosts
-  1GiB, epoch 5, generation 00000000000000ab
+  1.00 GiB, epoch 5, generation 00000000000000ab
   volume V, replica R
 
 peer node-b: mirroring; in sync; sync, acknowledges from disk

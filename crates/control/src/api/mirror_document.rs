@@ -115,6 +115,8 @@ pub struct PeerDocument {
     pub lag_writes: u64,
     /// The age of the oldest of them.
     pub lag_us: u64,
+    /// What the resync that goes on, or the last one, has sent.
+    pub copied_bytes: u64,
     /// The resync that goes on; `null` without one.
     pub resync: Option<ResyncDocument>,
     /// What writes waited for it beyond the local leg, together.
