@@ -80,8 +80,8 @@ pub struct Model {
     /// Counts acknowledgements, so that flushes know what they cover.
     now: u64,
     checks: u64,
-    /// Changes acknowledged.
-    acknowledged: u64,
+    /// When the latest change that was acknowledged had begun.
+    promised: Option<u64>,
 }
 
 /// What a change does.
@@ -126,7 +126,7 @@ impl Shared {
             flushes_fail: false,
             now: 1,
             checks: 0,
-            acknowledged: 0,
+            promised: None,
         })))
     }
 
@@ -174,7 +174,7 @@ impl Shared {
             flushes_fail: model.flushes_fail,
             now: model.now,
             checks: 0,
-            acknowledged: 0,
+            promised: None,
         };
         Shared(Rc::new(RefCell::new(copy)))
     }
@@ -187,9 +187,17 @@ impl Shared {
         }
     }
 
-    /// Changes acknowledged so far, since the fork.
-    pub fn acknowledged(&self) -> u64 {
-        self.0.borrow().acknowledged
+    /// A moment for [`Shared::has_promised_since`].
+    pub fn moment(&self) -> u64 {
+        let mut model = self.0.borrow_mut();
+        model.now += 1;
+        model.now
+    }
+
+    /// True when a change was acknowledged, since the fork, that had begun at this moment or later.
+    /// One that began before may be wherever the device was copied to then.
+    pub fn has_promised_since(&self, moment: u64) -> bool {
+        self.0.borrow().promised.is_some_and(|began| began >= moment)
     }
 
     /// True while a call is under way.
@@ -231,7 +239,8 @@ impl Shared {
         for sector in &mut model.sectors[range.clone()] {
             (sector.busy, sector.changing) = (true, change.map(|_| version));
         }
-        Some(Claim { model: self.clone(), range, change, version, losses: model.losses })
+        let (losses, began) = (model.losses, model.now);
+        Some(Claim { model: self.clone(), range, change, version, losses, began })
     }
 
     /// A flush begins.
@@ -239,24 +248,34 @@ impl Shared {
         let model = self.0.borrow();
         // A failed flush has left doubt about the tainted ones: this one does not end it.
         let known = |sector: &Sector| !sector.tainted && !sector.unknown;
-        let covered = |sector: &Sector| known(sector).then(|| sector.visible.clone());
-        let sectors = model.sectors.iter().map(covered).collect();
+        let (mut versions, mut ends) = (Vec::new(), Vec::with_capacity(model.sectors.len()));
+        for sector in &model.sectors {
+            if known(sector) {
+                versions.extend_from_slice(&sector.visible);
+            }
+            ends.push(versions.len());
+        }
         let (began, losses) = (model.now, model.losses);
-        Flush { model: self.clone(), began, losses, visible: sectors, answered: false }
+        Flush { model: self.clone(), began, losses, versions, ends, answered: false }
     }
 
     /// A flush was acknowledged.
     pub fn flushed(&self, mut flush: Flush) {
         flush.answered = true;
-        let visible = std::mem::take(&mut flush.visible);
+        let ends = std::mem::take(&mut flush.ends);
         let mut model = self.0.borrow_mut();
         if model.losses != flush.losses {
             // It was carried out before the loss or after: nobody knows.
             return;
         }
-        for (sector, visible) in model.sectors.iter_mut().zip(visible) {
-            let Some(visible) = visible else { continue };
-            if sector.tainted_since > flush.began || sector.durable_since > flush.began {
+        let mut from = 0;
+        for (sector, end) in model.sectors.iter_mut().zip(ends) {
+            let visible = &flush.versions[std::mem::replace(&mut from, end)..end];
+            // Nothing is known, or it is tainted.
+            if visible.is_empty()
+                || sector.tainted_since > flush.began
+                || sector.durable_since > flush.began
+            {
                 continue;
             }
             sector.unknown_after_loss = false;
@@ -315,7 +334,9 @@ pub struct Flush {
     model: Shared,
     began: u64,
     losses: u64,
-    visible: Vec<Option<Vec<u32>>>,
+    /// What reads could return when it began, sector after sector, and where each one's ends.
+    versions: Vec<u32>,
+    ends: Vec<usize>,
     answered: bool,
 }
 
@@ -335,6 +356,7 @@ pub struct Claim {
     change: Option<Change>,
     version: u32,
     losses: u64,
+    began: u64,
 }
 
 impl Claim {
@@ -355,14 +377,15 @@ impl Claim {
         let Some(change) = self.change.take() else { return };
         let mut model = self.model.0.borrow_mut();
         model.now += 1;
-        model.acknowledged += 1;
+        model.promised = model.promised.max(Some(self.began));
         let now = model.now;
         for sector in &mut model.sectors[self.range.clone()] {
             if change == Change::Discard {
                 sector.doubt(now, ZEROES);
                 continue;
             }
-            sector.visible = vec![self.version];
+            sector.visible.clear();
+            sector.visible.push(self.version);
             sector.unknown = false;
             sector.tainted = false;
             sector.untouched = false;
@@ -460,8 +483,11 @@ fn content(seed: u64, sector: usize, version: u32) -> [u8; SECTOR_BYTES] {
     let mut rng = Rng::new(seed ^ name);
     let (words, _) = bytes.as_chunks_mut::<8>();
     words[0] = name.to_le_bytes();
+    // One draw a sector: words apart by an odd constant each are as different as is needed here.
+    let mut next = rng.next_u64();
     for word in &mut words[1..] {
-        *word = rng.next_u64().to_le_bytes();
+        *word = next.to_le_bytes();
+        next = next.wrapping_add(0x9E37_79B9_7F4A_7C15);
     }
     bytes
 }

@@ -20,6 +20,7 @@ pub const ALL: &[Scenario] = &[
     mirror::MEMORY,
     mirror::STRICT,
     mirror::ASYNC,
+    mirror::FAULTY,
 ];
 
 /// The one of this name.

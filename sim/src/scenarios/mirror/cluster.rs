@@ -13,7 +13,7 @@ use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::{MirrorState, Wish};
 use flagstone_mirror::{Mirror, Mode, PeerOptions};
-use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
+use flagstone_runtime::sim::{DiskConfig, DiskFaults, NodeId, Simulation};
 use flagstone_runtime::{spawn_detached, time};
 
 use super::Kind;
@@ -28,7 +28,7 @@ const VOLUME: Uuid = Uuid([7; 16]);
 /// What hosts of one node may read.
 pub(super) struct Line {
     pub(super) model: Shared,
-    /// Changes acknowledged when it parted from the other's.
+    /// The moment, in the model's time, at which it parted from the other's.
     pub(super) base: u64,
     /// Generation on the node's disk when it parted.
     parted_at: Generation,
@@ -44,7 +44,7 @@ impl Line {
     /// Something that must not be given up silently. An asynchronous source that had not noticed
     /// yet that it was alone had promised no more than its own disk.
     fn has_promised(&self, mode: Mode) -> bool {
-        self.model.acknowledged() > self.base && (mode == Mode::Sync || self.minted)
+        self.model.has_promised_since(self.base) && (mode == Mode::Sync || self.minted)
     }
 }
 
@@ -81,7 +81,7 @@ impl World {
             let lost = lines[1 - index].has_promised(self.mode);
             assert!(!lost, "what the hosts of node {} were promised is given up", 1 - index);
             let model = lines[index].model.clone();
-            let base = model.acknowledged();
+            let base = model.moment();
             lines[index].base = base;
             lines[1 - index] = Line::new(model, base);
         }
@@ -97,6 +97,8 @@ pub(super) struct Cluster {
     pub(super) usable: u64,
     device_bytes: u64,
     separate_log: bool,
+    /// The logs as they were made.
+    first_logs: [Vec<u8>; 2],
     volatile: bool,
     depth: usize,
     pause_ms: u64,
@@ -134,6 +136,9 @@ impl Cluster {
         }
         let usable =
             flagstone_mirror::shape::layout(device_bytes, &shape).expect("room").usable_bytes;
+        let (path, at) = if separate_log { (LOG, 0) } else { (DATA, usable) };
+        let log_bytes = (device_bytes - 8192 - usable) as usize;
+        let first_logs = nodes.map(|node| sim.peek(node, path, at, log_bytes));
         let model = Shared::new(seed, usable);
         let (a, b) = (Line::new(model.clone(), 0), Line::new(model, 0));
         let world = World {
@@ -154,6 +159,7 @@ impl Cluster {
             usable,
             device_bytes,
             separate_log,
+            first_logs,
             volatile,
             depth,
             pause_ms,
@@ -177,7 +183,7 @@ impl Cluster {
             (self.kind.mode, self.kind.ack, self.kind.when_lost);
         let (world, hub) = (self.world.clone(), self.hub.clone());
         let (separate_log, depth) = (self.separate_log, self.depth);
-        let pause_ms = self.pause_ms;
+        let (pause_ms, faults) = (self.pause_ms, self.kind.faults);
         self.sim.spawn_on(node, async move {
             let local = loop {
                 let (data, log) = devices(separate_log);
@@ -195,7 +201,15 @@ impl Cluster {
             while mirror.start().await.is_err() {
                 time::sleep(Duration::from_millis(100)).await;
             }
-            hosts(world, index, mirror, depth, pause_ms).await;
+            let options = LoadOptions {
+                stop: world.stop.clone(),
+                max_bytes: 32 << 10,
+                medium_errors: faults,
+                // Time in which nothing happens costs the simulation nothing.
+                pause: Duration::from_millis(pause_ms),
+                ..LoadOptions::new(depth)
+            };
+            hosts(world, index, mirror, options).await;
         });
     }
 
@@ -261,7 +275,7 @@ impl Cluster {
         if outdated || self.kind.mode == Mode::Async {
             model.forget();
         }
-        lines[1 - index].base = lines[1 - index].model.acknowledged();
+        lines[1 - index].base = lines[1 - index].model.moment();
         lines[index] = Line::new(model, 0);
         for (node, line) in lines.iter_mut().enumerate() {
             let found = self.superblock(node);
@@ -283,6 +297,33 @@ impl Cluster {
         let mut lines = self.world.lines.borrow_mut();
         let (model, base) = (lines[1 - index].model.clone(), lines[1 - index].base);
         lines[index] = Line::new(model, base);
+    }
+
+    /// Part of a node's data cannot be read any more, or not be written.
+    pub(super) fn damage(&self, index: usize, read: bool) {
+        let from = self.sim.random_between(0, self.usable / 4096 - 1) * 4096;
+        let to = (from + 4096 * self.sim.random_between(1, 4)).min(self.usable);
+        let faults = DiskFaults::default();
+        let faults =
+            if read { faults.unreadable_at(from..to) } else { faults.unwritable_at(from..to) };
+        self.sim.set_faults(self.nodes[index], DATA, faults);
+    }
+
+    /// A node's disk is sound again.
+    pub(super) fn repair(&self, index: usize) {
+        self.sim.set_faults(self.nodes[index], DATA, DiskFaults::default());
+    }
+
+    /// While a node is down its log is replaced: by the one that it had when it was made, or by
+    /// nothing.
+    pub(super) fn replace_log(&self, index: usize, old: bool) {
+        if self.sim.is_up(self.nodes[index]) {
+            return;
+        }
+        let (path, at) = if self.separate_log { (LOG, 0) } else { (DATA, self.usable) };
+        let blank = vec![0; self.first_logs[index].len()];
+        let bytes = if old { &self.first_logs[index] } else { &blank };
+        self.sim.poke(self.nodes[index], path, at, bytes);
     }
 
     /// What a node's disk says of its replica.
@@ -319,6 +360,20 @@ impl PartialEq for Kind {
     }
 }
 
+impl Drop for Cluster {
+    /// Tasks hold mirrors, these the way to each other, and that the world with its tasks.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for node in self.nodes.into_iter().filter(|node| self.sim.is_up(*node)) {
+            self.sim.crash(node);
+        }
+        self.world.mirrors.take();
+        self.hub().clear();
+    }
+}
+
 fn devices(separate_log: bool) -> (SharedDevice, Option<SharedDevice>) {
     let open = |path: &str| -> SharedDevice {
         FileDevice::open(path, &options()).expect("the disk is free")
@@ -336,7 +391,7 @@ async fn follow(world: Rc<World>, index: usize, mirror: Arc<Mirror>) {
 }
 
 /// The hosts of one node: load it whenever it serves, until the node dies.
-async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, depth: usize, pause_ms: u64) {
+async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, options: LoadOptions) {
     let mut active = false;
     loop {
         if !active {
@@ -350,15 +405,8 @@ async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, depth: usize
         let device: SharedDevice = Arc::new((*mirror).clone());
         // What an earlier source left in a volatile cache counts from here on.
         if device.flush().await.is_ok() && !world.stop.get() {
-            let options = LoadOptions {
-                stop: world.stop.clone(),
-                max_bytes: 32 << 10,
-                // Time in which nothing happens costs the simulation nothing.
-                pause: Duration::from_millis(pause_ms),
-                ..LoadOptions::new(depth)
-            };
             world.loading[index].set(true);
-            load(device, model, options).await;
+            load(device, model, options.clone()).await;
             world.loading[index].set(false);
         }
         if world.stop.get() {

@@ -31,6 +31,21 @@ pub(super) struct Hub {
     /// Longest time of a message on the way.
     slow: Cell<Duration>,
     pub(super) messages: Cell<u64>,
+    /// What becomes of requests, for tests of what is lost where.
+    fate: RefCell<Option<FateOf>>,
+}
+
+type FateOf = Box<dyn Fn(&Request) -> Fate>;
+
+/// What becomes of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It arrives, and so does the answer.
+    Arrives,
+    /// It is lost on the way, and the session with it.
+    Lost,
+    /// It is carried out; the answer is lost, and the session with it.
+    Unanswered,
 }
 
 /// A handle of the hub that mirrors may hold.
@@ -47,6 +62,7 @@ impl HubHandle {
             lives: Cell::new(0),
             slow: Cell::new(Duration::from_micros(300)),
             messages: Cell::new(0),
+            fate: RefCell::default(),
         });
         HubHandle(Arc::new(local))
     }
@@ -73,12 +89,28 @@ impl Hub {
         self.serving.borrow_mut().retain(|(other, ..)| *other != node);
     }
 
+    /// The world ends: what is there holds itself in a circle.
+    pub(super) fn clear(&self) {
+        self.serving.borrow_mut().clear();
+        self.fate.borrow_mut().take();
+    }
+
     pub(super) fn cut(&self, from: NodeId, to: NodeId) {
         self.cut.borrow_mut().insert((from, to));
     }
 
     pub(super) fn heal(&self) {
         self.cut.borrow_mut().clear();
+    }
+
+    /// From now on `fate` says what becomes of requests.
+    #[cfg(test)]
+    pub(super) fn set_fate(&self, fate: impl Fn(&Request) -> Fate + 'static) {
+        *self.fate.borrow_mut() = Some(Box::new(fate));
+    }
+
+    fn fate_of(&self, request: &Request) -> Fate {
+        self.fate.borrow().as_ref().map_or(Fate::Arrives, |fate| fate(request))
     }
 
     pub(super) fn set_slow(&self, slow: Duration) {
@@ -183,6 +215,7 @@ impl SimSession {
     /// Takes a call to the other node and its answer back.
     fn call<T: 'static>(
         &self,
+        fate: Fate,
         work: impl FnOnce(&Arc<TargetSession>) -> IoFuture<T> + 'static,
     ) -> IoFuture<T> {
         let Some(wire) = self.0.get() else { return IoFuture::ready(Err(IoError::Unreachable)) };
@@ -199,14 +232,14 @@ impl SimSession {
             time::sleep(hub.delay()).await;
             let arrives = hub.passes(sent.from, sent.to)
                 && hub.life(sent.to).is_some_and(|(life, _)| life == sent.life);
-            if !arrives {
+            if !arrives || fate == Fate::Lost {
                 return sent.broken.set(true);
             }
             let target = sent.target.clone();
             let done = hub.world.spawn_on(sent.to, async move { work(&target).await });
             let Ok(result) = done.await else { return sent.broken.set(true) };
             time::sleep(hub.delay()).await;
-            if !hub.passes(sent.to, sent.from) {
+            if !hub.passes(sent.to, sent.from) || fate == Fate::Unanswered {
                 return sent.broken.set(true);
             }
             *there.borrow_mut() = Some(result);
@@ -221,15 +254,16 @@ impl SimSession {
 
 impl Session for SimSession {
     fn ask(&self, request: Request) -> IoFuture<Answer> {
-        self.call(move |target| target.ask(request))
+        let fate = self.0.get().map_or(Fate::Lost, |wire| wire.hub.fate_of(&request));
+        self.call(fate, move |target| target.ask(request))
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        self.call(move |target| target.read(offset, buf))
+        self.call(Fate::Arrives, move |target| target.read(offset, buf))
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()> {
-        self.call(move |target| target.write(offset, data, fua, order))
+        self.call(Fate::Arrives, move |target| target.write(offset, data, fua, order))
     }
 
     fn write_zeroes(
@@ -239,11 +273,11 @@ impl Session for SimSession {
         flags: ZeroFlags,
         order: Option<Order>,
     ) -> IoFuture<()> {
-        self.call(move |target| target.write_zeroes(offset, len, flags, order))
+        self.call(Fate::Arrives, move |target| target.write_zeroes(offset, len, flags, order))
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.call(|target| target.flush())
+        self.call(Fate::Arrives, |target| target.flush())
     }
 
     fn lost(&self) -> IoFuture<()> {

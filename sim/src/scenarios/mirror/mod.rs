@@ -6,6 +6,10 @@
 
 mod cluster;
 mod link;
+#[cfg(test)]
+mod others;
+#[cfg(test)]
+mod pair;
 mod steps;
 
 use crate::Scenario;
@@ -40,8 +44,13 @@ pub const ASYNC: Scenario = Scenario {
     run: |seed| steps::run(seed, &Kind { mode: Mode::Async, ..Kind::default() }),
 };
 
-/// All kinds.
-pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC];
+/// Synchronous, on disks that fail.
+pub const FAULTY: Scenario = Scenario {
+    name: "mirror-faulty",
+    about: "a synchronous mirror on disks with parts that cannot be read or written, and logs that \
+            are lost, replaced by an old one or by a blank disk while their node is down",
+    run: |seed| steps::run(seed, &Kind { faults: true, ..Kind::default() }),
+};
 
 /// What is run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,6 +58,8 @@ struct Kind {
     mode: Mode,
     ack: Ack,
     when_lost: WhenPeerLost,
+    /// Disks fail too, and logs are lost.
+    faults: bool,
 }
 
 /// Outcome of the seeds of one kind, for tests.

@@ -1,5 +1,6 @@
 //! What is done to a cluster: faults and commands at random, then peace, and what must hold.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use flagstone_mirror::state::{MirrorState, Wish};
@@ -35,7 +36,7 @@ pub(super) fn run(seed: u64, kind: &Kind) -> Outcome {
 }
 
 /// What [`step`] does by its choice, for who looks at a failing seed with `RUST_LOG=info`.
-const WORDS: [&str; 16] = [
+const WORDS: [&str; 22] = [
     "cut both ways",
     "cut one way",
     "heal",
@@ -52,6 +53,12 @@ const WORDS: [&str; 16] = [
     "stall",
     "slow",
     "resync all",
+    "unreadable",
+    "unreadable",
+    "unwritable",
+    "sound again",
+    "lose the log",
+    "bring an old log",
 ];
 
 /// One thing goes wrong, or is asked for.
@@ -60,7 +67,7 @@ fn step(cluster: &Cluster) {
     let sim = &cluster.sim;
     let index = sim.random_between(0, 1) as usize;
     let (here, there) = (cluster.nodes[index], cluster.nodes[1 - index]);
-    let choice = sim.random_between(0, 15);
+    let choice = sim.random_between(0, if cluster.kind.faults { 21 } else { 15 });
     tracing::info!(
         at_us = sim.now().as_nanos() / 1000,
         node = index,
@@ -94,9 +101,14 @@ fn step(cluster: &Cluster) {
             let slow = sim.random_span(Duration::from_micros(100), Duration::from_millis(40));
             cluster.hub().set_slow(slow);
         }
-        _ => command(cluster, index, async |mirror| {
+        15 => command(cluster, index, async |mirror| {
             let _ = mirror.resync_all(0);
         }),
+        16 | 17 => cluster.damage(index, true),
+        18 => cluster.damage(index, false),
+        19 => cluster.repair(index),
+        20 => cluster.replace_log(index, false),
+        _ => cluster.replace_log(index, true),
     }
 }
 
@@ -133,19 +145,22 @@ fn settle(cluster: &Cluster) {
     let sim = &cluster.sim;
     cluster.hub().heal();
     cluster.hub().set_slow(Duration::from_micros(300));
+    for index in 0..2 {
+        cluster.repair(index);
+        if cluster.kind.faults {
+            // A disk that failed a durable write is not used again before it was opened anew.
+            cluster.end(index, false);
+        }
+    }
     (0..2).for_each(|index| cluster.restart(index));
     // Commands that were given are carried out first.
     sim.run_for(Duration::from_secs(1));
-    for index in 0..2 {
-        command(cluster, index, async |mirror| {
-            let _ = mirror.set_wish(0, Wish::Mirror).await;
-        });
-    }
     let deadline = sim.now() + PEACE;
     let mut quiet = 0;
     while !is_whole(cluster) {
         sim.run_for(Duration::from_millis(100));
         cluster.watch();
+        go_on(cluster);
         quiet += 1;
         if quiet % 100 == 0 {
             help(cluster);
@@ -153,6 +168,18 @@ fn settle(cluster: &Cluster) {
         assert!(sim.now() < deadline, "it does not become whole\n{}", cluster.describe());
     }
     cluster.reconcile();
+}
+
+/// The operator ends pauses, and mirrors that were broken go on.
+fn go_on(cluster: &Cluster) {
+    for index in 0..2 {
+        let wish = cluster.superblock(index).map(|found| found.wishes[0]);
+        if wish.is_some_and(|wish| wish != Wish::Mirror) {
+            command(cluster, index, async |mirror| {
+                let _ = mirror.set_wish(0, Wish::Mirror).await;
+            });
+        }
+    }
 }
 
 fn is_whole(cluster: &Cluster) -> bool {
@@ -228,10 +255,51 @@ fn check_at_rest(cluster: &Cluster) -> u64 {
     let status = sim.block_on(checking).expect("nobody ends it");
     assert_eq!(status.in_flight, 0, "a range is held for ever");
     time_passes(cluster);
+    assert_legs_equal(cluster);
+    if sim.chance(0.3) {
+        corrupt_and_verify(cluster, active);
+    }
+    model.checks()
+}
+
+fn assert_legs_equal(cluster: &Cluster) {
     let legs = [0, 1].map(|index| cluster.data(index));
     let differs = legs[0].iter().zip(&legs[1]).position(|(a, b)| a != b);
     assert!(differs.is_none(), "the legs differ at byte {differs:?}\n{}", cluster.describe());
-    model.checks()
+}
+
+/// Bytes of the target rot. A verify finds exactly the parts that have, and a resync mends them.
+fn corrupt_and_verify(cluster: &Cluster, active: usize) {
+    const BIT: u64 = 4096;
+    let sim = &cluster.sim;
+    let bits = cluster.usable / BIT;
+    let rotten: BTreeSet<u64> =
+        (0..sim.random_between(0, 6)).map(|_| sim.random_between(0, bits - 1)).collect();
+    for bit in &rotten {
+        let at = bit * BIT + sim.random_between(0, BIT - 1);
+        let byte = cluster.data(1 - active)[at as usize];
+        sim.poke(cluster.nodes[1 - active], super::cluster::DATA, at, &[!byte]);
+    }
+    let mirror = cluster.mirror(active).expect("it serves");
+    let verified = sim.spawn_on(cluster.nodes[active], async move {
+        mirror.verify(0, None, true, |_| {}).await.expect("both are there")
+    });
+    let findings = sim.block_on(verified).expect("nobody ends it");
+    assert_eq!(findings.compared_bytes, cluster.usable);
+    assert_eq!(findings.differing_bytes, rotten.len() as u64 * BIT);
+    let listed: BTreeSet<u64> = findings
+        .differences
+        .iter()
+        .flat_map(|(offset, len)| offset / BIT..(offset + len) / BIT)
+        .collect();
+    assert_eq!(listed, rotten, "what is found is not what has rotted");
+    // The resync begins by itself.
+    let deadline = sim.now() + PEACE;
+    let differ = || cluster.data(0) != cluster.data(1);
+    while differ() || cluster.state(active) != Some(MirrorState::Mirroring) {
+        sim.run_for(Duration::from_millis(20));
+        assert!(sim.now() < deadline, "it is not mended\n{}", cluster.describe());
+    }
 }
 
 fn time_passes(cluster: &Cluster) {
