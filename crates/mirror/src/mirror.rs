@@ -398,6 +398,10 @@ impl Inner {
                     told.clear(told.all());
                 }
             }
+            if own.phase == Phase::InSync {
+                let now = time::wall_clock().as_secs();
+                self.legs[leg].counters.last_in_sync_s.store(now, Ordering::Relaxed);
+            }
             (own.foreground, own.phase) = (false, Phase::Lost);
             own.session.take()
         });

@@ -5,6 +5,7 @@ use flagstone_mirror::format::superblock::Role;
 use flagstone_mirror::peer::About;
 use flagstone_mirror::state::{MirrorState, PeerStatus, Wish};
 use flagstone_mirror::{Ack, Mirror, Mode, WhenPeerLost};
+use flagstone_runtime::time;
 
 use super::mirror_document::{
     LogDocument, MetDocument, MirrorDocument, NOT_CREATED, PeerDocument, ReplicaDocument,
@@ -152,7 +153,10 @@ fn peer(mirror: &Mirror, leg: usize, name: &str, status: &PeerStatus) -> PeerDoc
         full_resync: resync.full,
         met: mirror.met(leg).as_ref().map(met),
         out_of_date_bytes: status.out_of_date_bytes,
-        last_in_sync_seconds: Some(status.last_in_sync_s).filter(|seconds| *seconds > 0),
+        last_in_sync_seconds: match status.state {
+            MirrorState::Mirroring => Some(time::wall_clock().as_secs()),
+            _ => Some(status.last_in_sync_s).filter(|seconds| *seconds > 0),
+        },
         lag_bytes: status.lag_bytes,
         lag_writes: status.lag_writes,
         lag_us: status.lag_us,
@@ -280,6 +284,32 @@ mod tests {
         assert_eq!(names.len(), WORST_FIRST.len() + 1);
         assert_eq!(WORST_FIRST[0], MirrorState::SplitBrain);
         assert_eq!(WORST_FIRST.last(), Some(&MirrorState::Mirroring));
+    }
+
+    #[test]
+    fn the_documentation_tells_of_every_member_and_word() {
+        let doc = include_str!("../../../../docs/api.md");
+        let told = |what: &str| assert!(doc.contains(&format!("`{what}`")), "no `{what}`");
+        let mut now = with("mirroring", ReplicaDocument::default());
+        now.verify = Some(VerifyDocument::default());
+        (now.peers[0].met, now.peers[0].resync) =
+            (Some(Default::default()), Some(Default::default()));
+        let mut left = vec![serde_json::to_value(now).unwrap()];
+        while let Some(value) = left.pop() {
+            match value {
+                serde_json::Value::Object(members) => {
+                    members.keys().for_each(|key| told(key));
+                    left.extend(members.into_iter().map(|(_, value)| value));
+                }
+                serde_json::Value::Array(values) => left.extend(values),
+                _ => {}
+            }
+        }
+        states().for_each(told);
+        for (action, members) in super::super::mirror_order::ACTIONS {
+            told(action);
+            members.iter().for_each(|member| told(member));
+        }
     }
 
     #[test]

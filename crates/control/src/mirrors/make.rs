@@ -21,7 +21,7 @@ const LOOK_BYTES: usize = 1 << 20;
 
 /// What a new replica is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CreateRole {
+pub(crate) enum CreateRole {
     /// Keeps what is on the device: it is the volume's data.
     Source,
     /// Takes the volume's identity from the peer, and later its data.
@@ -30,7 +30,7 @@ pub enum CreateRole {
 
 /// A replica that was made, or is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Created {
+pub(crate) struct Created {
     /// Size of the volume, in bytes.
     pub usable_bytes: u64,
     /// What the mirror takes of the device, in bytes.
@@ -45,7 +45,7 @@ pub struct Created {
 
 /// Why a replica was not made, or not forgotten.
 #[derive(Debug, thiserror::Error)]
-pub enum CreateError {
+pub(crate) enum CreateError {
     /// It would do harm, or cannot be: what to do instead.
     #[error("{0}")]
     Refused(String),

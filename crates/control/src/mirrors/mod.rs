@@ -40,7 +40,7 @@ use crate::config::{self, Config, Peer};
 use crate::names::Uuid;
 use crate::stack::{OpenError, resolve};
 
-pub use make::{CreateError, CreateRole, Created};
+pub(crate) use make::{CreateError, CreateRole};
 use slot::Slot;
 
 /// Controllers and ports of the nodes of a subsystem have numbers of their own: each node has one of
