@@ -116,16 +116,6 @@ impl Pair {
         })
     }
 
-    /// Makes a node the source whose peer has died: refused until the node has noticed that.
-    ///
-    /// # Panics
-    /// If it does not come to that.
-    pub fn fail_over(&self, node: usize) {
-        let explain = || format!("{:?}", self.try_order(node, "failover", &["--yes"]));
-        let promoted = || self.try_order(node, "failover", &["--yes"]).is_ok();
-        until(&format!("{} is the source", NAMES[node]), promoted, explain);
-    }
-
     /// What a node says of the mirror.
     pub fn status(&self, node: usize) -> Value {
         self.order(node, "status", &[])

@@ -60,7 +60,7 @@ fn happen(pair: &mut Pair, event: Event, source: usize, mut later: impl FnMut(&P
     match event {
         Event::SourceDies => {
             pair.node(source).kill();
-            pair.fail_over(target);
+            pair.order(target, "failover", &["--yes"]);
             later(pair);
             pair.node(source).restart();
             target
@@ -158,7 +158,7 @@ fn split_brain_is_told_and_resolved_by_choice_alone() {
     load(&pair, 0, "a");
     pair.node(0).kill();
     pair.node(1).restart();
-    pair.fail_over(1);
+    pair.order(1, "failover", &["--yes"]);
     load(&pair, 1, "b");
     pair.node(0).restart();
     for node in [0, 1] {
