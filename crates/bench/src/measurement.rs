@@ -11,6 +11,7 @@ use crate::fio::program::FioRun;
 use crate::fio::series::Series;
 use crate::histogram::Histogram;
 use crate::limits::SERIES_POINTS;
+use crate::server::ServerUse;
 
 /// The percentiles that are kept, with their names.
 pub const PERCENTILES: [(&str, f64); 12] = [
@@ -96,6 +97,9 @@ pub struct Measurement {
     pub cpu: Option<CpuUse>,
     /// CPU time of the generator for a request, in µs.
     pub cpu_us_per_io: Option<f64>,
+    /// What the server's processes used, if it is on this machine.
+    #[serde(default)]
+    pub server: Option<ServerUse>,
 }
 
 /// Latencies of several jobs, or of both directions, as one.
@@ -209,11 +213,14 @@ impl Measurement {
         let series = series.bounded();
         measured.series_interval_ms = series.interval_ms;
         measured.series_iops = series.total_iops();
+        // fio gives the mean of the threads that it reports together.
+        let together = f64::from(run.threads) / run.output.jobs.len().max(1) as f64;
+        measured.cpu_us_per_io = measured.cpu_us_per_io.map(|us| us * together.max(1.0));
         measured.cpu = (!run.cpus.is_empty()).then(|| CpuUse::mean(&run.cpus));
         measured
     }
 
-    /// From fio's JSON alone.
+    /// From fio's JSON alone, as if each of its jobs were one thread.
     pub fn of_output(output: &Output) -> Measurement {
         let (mut read, mut write, mut total) = (Sum::default(), Sum::default(), Sum::default());
         let mut cpu_us = 0.0;
@@ -258,6 +265,7 @@ impl Measurement {
                 .cpu
                 .as_ref()
                 .map(|cpu| cpu.user_us_per_io + cpu.system_us_per_io),
+            server: None,
         }
     }
 }
