@@ -120,37 +120,40 @@ impl Initiator {
             return Ok(Ok(Attached { controller, device, made_by: None }));
         }
         let words = connect_words(&spec, ip);
-        if let Err(reason) = succeeded(self.run(&self.nvme, &words, interrupt))? {
-            let command = shell("nvme", &words);
-            return Ok(Err(format!("it could not be connected: {reason} (at: {command})")));
-        }
-        let found = os::wait_for(PATIENCE_S, interrupt, || self.find(&spec, ip, namespace));
-        match found {
-            Ok(Some((controller, device))) => {
-                Ok(Ok(Attached { controller, device, made_by: Some(self.nvme.clone()) }))
+        let connected = succeeded(self.run(&self.nvme, &words, interrupt));
+        let found = match connected {
+            Ok(Ok(())) => os::wait_for(PATIENCE_S, interrupt, || self.find(&spec, ip, namespace)),
+            Ok(Err(reason)) => {
+                let command = shell("nvme", &words);
+                return Ok(Err(format!("it could not be connected: {reason} (at: {command})")));
             }
-            ended => {
-                // What we connected, and cannot use.
-                let name = format!("--nqn={}", spec.subsystem_nqn);
-                let words = ["disconnect".to_owned(), name];
-                let _ = self.run(&self.nvme, &words, &Interrupt::never());
-                ended?;
-                Ok(Err(format!(
-                    "it was connected, and the kernel shows no namespace {namespace} of it"
-                )))
-            }
+            Err(interrupted) => Err(interrupted),
+        };
+        if let Ok(Some((controller, device))) = found {
+            let made_by = Some(self.nvme.clone());
+            return Ok(Ok(Attached { controller, device, made_by }));
         }
+        if let Some((controller, _)) = self.controllers(&spec, ip).next() {
+            disconnect(&self.nvme, &controller);
+        }
+        found?;
+        Ok(Err(format!("it was connected, and the kernel shows no namespace {namespace} of it")))
     }
 
     fn run(&self, program: &Path, words: &[String], interrupt: &Interrupt) -> Result<Ended, Error> {
         os::run(Command::new(program).args(words), ATTRIBUTE_BYTES, interrupt, &mut || {})
     }
 
-    /// The controller that is connected there, and the device of its namespace.
-    fn find(&self, spec: &NvmeTcpSpec, ip: IpAddr, namespace: u32) -> Option<(String, PathBuf)> {
-        let controllers = std::fs::read_dir(self.root.join("sys/class/nvme")).ok()?;
-        for controller in controllers.flatten().take(CONTROLLERS) {
-            let path = controller.path();
+    /// The controllers that are connected there, with their directories.
+    fn controllers(
+        &self,
+        spec: &NvmeTcpSpec,
+        ip: IpAddr,
+    ) -> impl Iterator<Item = (String, PathBuf)> {
+        let entries = std::fs::read_dir(self.root.join("sys/class/nvme"));
+        let entries = entries.into_iter().flatten().flatten().take(CONTROLLERS);
+        entries.filter_map(move |entry| {
+            let path = entry.path();
             let attribute = |name: &str| {
                 let text = read_text(&path.join(name), ATTRIBUTE_BYTES).unwrap_or_default();
                 text.trim().to_owned()
@@ -158,15 +161,14 @@ impl Initiator {
             let is_it = attribute("transport") == "tcp"
                 && attribute("subsysnqn") == spec.subsystem_nqn
                 && is_at(&attribute("address"), ip, spec.address.port);
-            if !is_it {
-                continue;
-            }
-            let device = self.namespace_of(&path, namespace);
-            if let (Some(device), Ok(name)) = (device, controller.file_name().into_string()) {
-                return Some((name, device));
-            }
-        }
-        None
+            if is_it { Some((entry.file_name().into_string().ok()?, path)) } else { None }
+        })
+    }
+
+    /// The controller that is connected there, and the device of its namespace.
+    fn find(&self, spec: &NvmeTcpSpec, ip: IpAddr, namespace: u32) -> Option<(String, PathBuf)> {
+        let mut all = self.controllers(spec, ip);
+        all.find_map(|(name, path)| Some((name, self.namespace_of(&path, namespace)?)))
     }
 
     fn namespace_of(&self, controller: &Path, namespace: u32) -> Option<PathBuf> {
@@ -285,9 +287,13 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         let Some(nvme) = &self.made_by else { return };
-        let mut command = Command::new(nvme);
-        command.arg("disconnect").arg(format!("--device={}", self.controller));
-        // Nobody is left who could do anything about a failure.
-        let _ = os::run(&mut command, ATTRIBUTE_BYTES, &Interrupt::never(), &mut || {});
+        disconnect(nvme, &self.controller);
     }
+}
+
+/// Nobody is left who could do anything about a failure.
+fn disconnect(nvme: &Path, controller: &str) {
+    let mut command = Command::new(nvme);
+    command.arg("disconnect").arg(format!("--device={controller}"));
+    let _ = os::run(&mut command, ATTRIBUTE_BYTES, &Interrupt::never(), &mut || {});
 }

@@ -78,7 +78,15 @@ impl Campaign<'_> {
         };
         match &target.disks[0] {
             Place::Path(_) => return Ok(driven),
-            Place::Nbd(_) => driven.initiator = Some("fio's nbd engine".to_owned()),
+            Place::Nbd(_) => {
+                driven.initiator = Some("fio's nbd engine".to_owned());
+                if self.plan.jobs.iter().any(|job| job.sync && job.writes()) {
+                    watcher.note(&format!(
+                        "{}: fio's nbd engine has no durable writes: those that should be are not",
+                        target.name
+                    ));
+                }
+            }
             Place::NvmeTcp(_) => self.drive_nvme(&mut driven, done, watcher)?,
         }
         for disk in driven.target.disks.iter().filter(|disk| disk.path().is_none()) {
