@@ -227,9 +227,9 @@ impl Measurement {
         for job in &output.jobs {
             for (side, sum) in [(&job.read, &mut read), (&job.write, &mut write)] {
                 for sum in [sum, &mut total] {
-                    sum.ios = sum.ios.saturating_add(side.total_ios);
+                    sum.ios = sum.ios.saturating_add(side.completed());
                     sum.bytes = sum.bytes.saturating_add(side.io_bytes);
-                    sum.iops += side.iops;
+                    sum.iops += side.completed_per_s();
                     sum.bytes_per_s += bytes_per_s(side);
                     sum.latency.add(side.latency(), side.total_ios);
                 }
@@ -290,6 +290,17 @@ mod tests {
               "runtime": 1000, "lat_ns": {{"min": 1000, "max": 9000, "mean": {mean}, "stddev": 0, "N": {ios},
               "bins": {{{bins}}}}}}}, "usr_cpu": 10, "sys_cpu": 10}}"#
         )
+    }
+
+    /// What fio printed of 256 reads in flight at 140 a second, after a warm-up.
+    #[test]
+    fn requests_in_flight_at_the_end_of_the_warm_up_count() {
+        let text = r#"{"fio version": "fio-3.33", "jobs": [{"jobname": "a", "read": {"io_bytes": 3915776,
+            "total_ios": 701, "iops": 102.620407, "bw_bytes": 573236, "runtime": 6831,
+            "lat_ns": {"min": 1000, "max": 9000, "mean": 2000, "stddev": 0, "N": 956}}}]}"#;
+        let total = Measurement::of_output(&parse(text).unwrap()).total;
+        assert_eq!(total.ios, 956);
+        assert!((total.iops - total.bytes_per_s / 4096.0).abs() < 0.01, "{total:?}");
     }
 
     #[test]
