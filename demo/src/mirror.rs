@@ -91,7 +91,7 @@ pub(crate) fn run(
     pause(STEP, interrupt)?;
     let died = Instant::now();
     first.0.kill().map_err(Error::io("cannot kill a node"))?;
-    b.mirror(&["failover", VOLUME, "--yes"], interrupt)?;
+    b.fail_over(interrupt)?;
     let failover_ms = ms(died);
     progress
         .end(&format!("the source was killed; the target serves since {failover_ms:.0} ms after"));
@@ -269,6 +269,17 @@ impl Node {
         match ended.status.success() {
             true => Ok(ended.output),
             false => Err(ended.failure(&format!("flagstone mirror {}", arguments.join(" ")))),
+        }
+    }
+
+    /// Makes this node the source: refused while it has not noticed that the other one is dead.
+    fn fail_over(&self, interrupt: &Interrupt) -> Result<(), Error> {
+        let began = Instant::now();
+        loop {
+            match self.mirror(&["failover", VOLUME, "--yes"], interrupt) {
+                Err(Error::Failed { .. }) if began.elapsed() < PATIENCE => std::thread::sleep(LOOK),
+                done => return done.map(drop),
+            }
         }
     }
 

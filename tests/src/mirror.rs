@@ -154,6 +154,25 @@ impl Pair {
         until(&format!("{} is {state}", NAMES[node]), || self.state(node) == state, explain);
     }
 
+    /// Waits until one of the nodes serves and both are in sync; gives which.
+    ///
+    /// # Panics
+    /// If it does not come to that.
+    pub fn source(&self) -> usize {
+        let mut found = None;
+        let serves = |node: &usize| {
+            let status = self.status(*node);
+            status["state"] == "mirroring" && status["replica"]["active"] == true
+        };
+        let one = || {
+            found = [0, 1].into_iter().find(serves);
+            found.is_some()
+        };
+        let explain = || self.nodes.iter().map(Server::output).collect();
+        until("one of the nodes serves, and both are in sync", one, explain);
+        found.expect("it was waited for")
+    }
+
     /// Stops a node's process in its tracks, or lets it go on: a stall, not a death.
     ///
     /// # Panics

@@ -76,9 +76,7 @@ pub(super) async fn open_log(
     let device =
         open_device(spec, &OpenOptions::default()).await.map_err(|error| error.to_string())?;
     let mut layers = config.bitmap_layers.iter().rev();
-    let device = layers
-        .try_fold(device, |device, layer| layered(device, layer))
-        .map_err(|error| format!("{spec}: {error}"))?;
+    let device = layers.try_fold(device, layered).map_err(|error| format!("{spec}: {error}"))?;
     let has = device.geometry().size_bytes;
     if has < needed {
         return Err(format!(
