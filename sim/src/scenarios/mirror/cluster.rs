@@ -252,7 +252,10 @@ impl Cluster {
     }
 
     fn is_whole_target(&self, index: usize) -> bool {
-        self.state(1 - index) == Some(MirrorState::Mirroring)
+        // The source may not have noticed yet that this node serves hosts itself.
+        let attached = self.mirror(index).is_some_and(|mirror| mirror.has_source());
+        attached
+            && self.state(1 - index) == Some(MirrorState::Mirroring)
             && self.kind == Kind { when_lost: self.kind.when_lost, ..Kind::default() }
     }
 
