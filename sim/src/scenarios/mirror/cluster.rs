@@ -252,7 +252,10 @@ impl Cluster {
     }
 
     fn is_whole_target(&self, index: usize) -> bool {
-        self.state(1 - index) == Some(MirrorState::Mirroring)
+        // The source may not have noticed yet that this node serves hosts itself.
+        let attached = self.mirror(index).is_some_and(|mirror| mirror.has_source());
+        attached
+            && self.state(1 - index) == Some(MirrorState::Mirroring)
             && self.kind == Kind { when_lost: self.kind.when_lost, ..Kind::default() }
     }
 
@@ -267,11 +270,16 @@ impl Cluster {
         let outdated = self
             .superblock(1 - index)
             .is_some_and(|other| other.peers.iter().any(|peer| !peer.bases.is_empty()));
+        // A target that has taken over the source's generation has all of it, though the source
+        // may not have heard of that.
+        let found = [index, 1 - index].map(|node| self.superblock(node));
+        let adopted = matches!(&found, [Some(mine), Some(others)]
+            if mine.current == others.current && !mine.flags.inconsistent);
         let mut lines = self.world.lines.borrow_mut();
-        if !lines[index].model.is(&lines[1 - index].model) {
+        if !lines[index].model.is(&lines[1 - index].model) && !adopted {
             return;
         }
-        let model = lines[index].model.fork();
+        let model = lines[1 - index].model.fork();
         if outdated || self.kind.mode == Mode::Async {
             model.forget();
         }
