@@ -55,7 +55,10 @@ impl Mirror {
         let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none());
         let mut outdated = known.map(|peer| !peer.bases.is_empty());
         let alone = inner.legs.is_empty() || superblock.peers[0].replica.is_none();
-        if superblock.role != Role::Source || !(alone || outdated.all(|outdated| outdated)) {
+        if superblock.role != Role::Source
+            || superblock.heir.is_some()
+            || !(alone || outdated.all(|outdated| outdated))
+        {
             return Ok(inner.lock().active);
         }
         if !inner.lock().active {
@@ -102,7 +105,7 @@ impl Mirror {
         let inner = &self.0;
         let _changing = inner.changing().await;
         inner.deactivate(Role::Target).await?;
-        inner.put_away(Role::Target).await?;
+        inner.put_away(Role::Target, None).await?;
         inner.kick_all();
         Ok(())
     }
@@ -375,12 +378,13 @@ impl Inner {
             (session.ok_or(CommandError::NotInSync)?, own.serial)
         };
         session.flush().await.map_err(AskError::from)?;
-        // First nobody serves, durably; it is still known that we were the source.
+        // First nobody serves, durably; it is still known that we were the source, and who may be.
+        let heir = self.slot_of_leg(leg);
         self.change(|state| {
             state.active = false;
             state.legs[leg].handing_over = true;
         });
-        if let Err(error) = self.put_away(Role::Source).await {
+        if let Err(error) = self.put_away(Role::Source, Some(heir)).await {
             self.lose(leg, serial);
             return Err(RoleError::Io(error).into());
         }
@@ -388,7 +392,7 @@ impl Inner {
         let promoted = order(&session, Request::Promote { epoch }).await;
         self.lose(leg, serial);
         match promoted {
-            Ok(()) => Ok(self.put_away(Role::Target).await.map_err(RoleError::Io)?),
+            Ok(()) => Ok(self.put_away(Role::Target, None).await.map_err(RoleError::Io)?),
             Err(AskError::Refused(refusal)) => {
                 self.activate(epoch, false).await?;
                 Err(CommandError::Peer(AskError::Refused(refusal)))

@@ -115,8 +115,7 @@ async fn meet(inner: &Arc<Inner>, leg: usize) -> Result<Never, Ended> {
     });
     let mine = inner.about(peers.view.replica);
     let finding = match plan(&mine, &peers) {
-        // Of several targets each would find that it has to lead: that is for the operator to say.
-        Plan::Lead { promote: true, .. } if inner.legs.len() > 1 && mine.role == Role::Target => {
+        Plan::Lead { promote: true, .. } if !inner.may_take_role(peers.view.replica) => {
             Finding::Idle
         }
         Plan::Lead { amount, promote } => {
@@ -228,7 +227,8 @@ async fn lead(
         // it is a target, and begins to serve on an operator's word alone.
         let _changing = inner.changing().await;
         let attached = inner.lock().attached.is_some();
-        if attached || inner.epoch_after(peers.view.epoch) != next {
+        let may = inner.may_take_role(peers.view.replica);
+        if attached || !may || inner.epoch_after(peers.view.epoch) != next {
             return Err(Ended::Changed);
         }
         inner.activate(peers.view.epoch, false).await.map_err(|_| Ended::Nothing)?;

@@ -73,19 +73,22 @@ async fn record(inner: &Arc<Inner>) -> Result<(), IoError> {
     let new = Generation::random();
     let replica = inner.local.superblock().replica;
     tracing::info!(%replica, generation = new.0, "a peer is recorded as out of date");
-    inner.local.update(move |superblock| mint_for_all(superblock, new)).await?;
+    let peers = inner.legs.len();
+    inner.local.update(move |superblock| mint_for_all(superblock, new, peers)).await?;
     for leg in 0..inner.legs.len() {
         inner.rename(leg).await;
     }
     Ok(())
 }
 
-/// Each peer that is known may hold what was current until now.
-fn mint_for_all(superblock: &mut Superblock, new: Generation) {
+/// Each peer that is known may hold what was current until now. So may one of the `peers` that was
+/// not met as a source yet, after a change of roles: the history tells it by that.
+fn mint_for_all(superblock: &mut Superblock, new: Generation, peers: usize) {
+    let before = superblock.current;
     let known = |slot: &usize| !superblock.peers[*slot].replica.is_none();
     let slots: Vec<usize> = (0..PEERS_MAX).filter(known).collect();
+    let remember = slots.is_empty() || slots.len() < peers;
     if slots.is_empty() {
-        superblock.history.remember(superblock.current);
         superblock.current = new;
     }
     let old: [Lineage; PEERS_MAX] = std::array::from_fn(|slot| superblock.lineage(slot));
@@ -93,6 +96,9 @@ fn mint_for_all(superblock: &mut Superblock, new: Generation) {
         let mut lineage = old[slot];
         lineage.mint(new);
         superblock.set_lineage(slot, &lineage);
+    }
+    if remember {
+        superblock.history.remember(before);
     }
 }
 

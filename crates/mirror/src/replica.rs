@@ -179,6 +179,7 @@ impl Replica {
             shape,
             role: if create.with_data { Role::Source } else { Role::Target },
             flags: Flags::default(),
+            heir: None,
             epoch: 0,
             current: if create.with_data { Generation::random() } else { Generation::NONE },
             history: List::default(),

@@ -93,6 +93,16 @@ impl Inner {
         others.filter(|other: &Uuid| !other.is_none() && *other < mine).count() as u64
     }
 
+    /// Whether meeting this peer is enough to take the role of the source by ourselves. A source
+    /// that asked another to be it has to hear of that one: it may serve, out of this one's sight.
+    /// And of several targets each would find that it has to: that is for the operator to say.
+    pub(crate) fn may_take_role(&self, peer: Uuid) -> bool {
+        let superblock = self.local.superblock();
+        let heir = superblock.heir.map(|place| superblock.peers[place].replica);
+        let one_of_several = self.legs.len() > 1 && self.lock().role == Role::Target;
+        !one_of_several && heir.is_none_or(|heir| heir == peer)
+    }
+
     fn may_serve(&self) -> Result<(), RoleError> {
         let superblock = self.local.superblock();
         if superblock.flags.inconsistent {
@@ -128,7 +138,7 @@ impl Inner {
         let rank = self.rank();
         let alone = forced && !active;
         let promote = move |superblock: &mut Superblock| {
-            superblock.role = Role::Source;
+            (superblock.role, superblock.heir) = (Role::Source, None);
             superblock.epoch = next_epoch(superblock.epoch.max(seen), rank);
             // Hosts will have read what is here, whatever the peer may have.
             superblock.flags.served_alone |= alone && superblock.flags.crashed;
@@ -165,16 +175,24 @@ impl Inner {
         }
         self.change(|state| state.active = false);
         tracing::info!(replica = %self.local.superblock().replica, "this side serves no hosts");
-        self.put_away(role).await
+        self.put_away(role, None).await
     }
 
-    /// The superblock says that nobody uses the replica any more.
-    pub(crate) async fn put_away(self: &Arc<Self>, role: Role) -> Result<(), IoError> {
+    /// The superblock says that nobody uses the replica any more, and that the peer in the place
+    /// `heir` is about to be asked to.
+    pub(crate) async fn put_away(
+        self: &Arc<Self>,
+        role: Role,
+        heir: Option<usize>,
+    ) -> Result<(), IoError> {
         self.local.data().flush().await?;
+        let put = move |superblock: &mut Superblock| {
+            (superblock.role, superblock.heir) = (role, heir);
+        };
         if self.local.superblock().flags.in_use {
-            self.local.end_use(move |superblock| superblock.role = role).await?;
+            self.local.end_use(put).await?;
         } else {
-            self.local.update(move |superblock| superblock.role = role).await?;
+            self.local.update(put).await?;
         }
         self.change(|state| state.role = role);
         Ok(())

@@ -198,7 +198,7 @@ impl TargetSession {
         inner.admissible(&attach)?;
         let slot = inner.slot_of(attach.source);
         let admit = move |superblock: &mut Superblock| {
-            superblock.role = Role::Target;
+            (superblock.role, superblock.heir) = (Role::Target, None);
             superblock.epoch = superblock.epoch.max(attach.epoch);
             superblock.peers[slot].replica = attach.source;
             if attach.in_sync {
@@ -426,7 +426,7 @@ impl Inner {
             superblock.current = base;
             superblock.flags.inconsistent = !base.is_none();
             (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
-            superblock.role = Role::Target;
+            (superblock.role, superblock.heir) = (Role::Target, None);
             for peer in &mut superblock.peers {
                 peer.bases = List::default();
             }

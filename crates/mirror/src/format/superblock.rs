@@ -8,6 +8,7 @@ use crate::shape::Shape;
 use crate::state::Wish;
 
 const MAGIC: &[u8; 8] = b"FSMIRSB\n";
+const HEIR_AT: usize = 81;
 const WISHES_AT: usize = 84;
 const HISTORY_AT: usize = 136;
 const PEERS_AT: usize = HISTORY_AT + 8 * HISTORY_LEN;
@@ -80,6 +81,9 @@ pub struct Superblock {
     pub role: Role,
     /// Flags.
     pub flags: Flags,
+    /// The place of the peer that this source, which serves nobody, has asked to be the source in
+    /// its stead: whether it is, it alone can tell.
+    pub heir: Option<usize>,
     /// The highest epoch that it was promoted to, or has admitted writes of.
     pub epoch: u64,
     /// The generation of the data here.
@@ -107,6 +111,7 @@ impl Superblock {
         put(&mut page, 40, &self.replica.0);
         put(&mut page, 56, &self.shape.encode());
         put(&mut page, 80, &[u8::from(self.role == Role::Source)]);
+        put(&mut page, HEIR_AT, &[self.heir.map_or(0, |place| place as u8 + 1)]);
         put(&mut page, 82, &self.flags.bits().to_le_bytes());
         put(&mut page, WISHES_AT, &self.wishes.map(|wish| wish as u8));
         put(&mut page, 88, &self.epoch.to_le_bytes());
@@ -137,6 +142,11 @@ impl Superblock {
             [1] => Role::Source,
             _ => return Err(FormatError::Field("role")),
         };
+        let heir = match fields.bytes(HEIR_AT) {
+            [0] => None,
+            [number] if usize::from(number) <= PEERS_MAX => Some(usize::from(number) - 1),
+            _ => return Err(FormatError::Field("heir")),
+        };
         let mut wishes = [Wish::default(); PEERS_MAX];
         for (wish, number) in wishes.iter_mut().zip(fields.bytes::<PEERS_MAX>(WISHES_AT)) {
             let known = Wish::ALL.get(usize::from(number)).ok_or(FormatError::Field("wishes"))?;
@@ -164,6 +174,7 @@ impl Superblock {
             shape: Shape::decode(&fields.bytes(56))?,
             role,
             flags: Flags::of(fields.u16(82))?,
+            heir,
             epoch: fields.u64(88),
             current: fields.generation(96),
             history: list_at(HISTORY_AT),
@@ -226,6 +237,7 @@ pub(crate) mod tests {
             shape in any_shape(),
             source in any::<bool>(),
             flags in 0u16..16,
+            heir in prop::option::of(0..PEERS_MAX),
             history in any_list(),
             bases in (any_list(), any_list()),
             wishes in prop::array::uniform2(prop::sample::select(&Wish::ALL[..])),
@@ -238,6 +250,7 @@ pub(crate) mod tests {
                 shape,
                 role: if source { Role::Source } else { Role::Target },
                 flags: Flags::of(flags).expect("known flags"),
+                heir,
                 epoch: numbers[1],
                 current: Generation(numbers[2]),
                 history,
@@ -293,6 +306,7 @@ pub(crate) mod tests {
         let peers = format!("| {PEERS_AT} | {PEERS_MAX} × {PEER_BYTES} | peers");
         let rows = [
             format!("| 10 | 2 | length up to the end of the peers, {END} |"),
+            format!("| {HEIR_AT} | 1 | heir"),
             format!("| {WISHES_AT} | {PEERS_MAX} | wishes"),
             format!("| {HISTORY_AT} | {} | history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),
             peers,
