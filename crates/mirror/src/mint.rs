@@ -73,24 +73,35 @@ async fn record(inner: &Arc<Inner>) -> Result<(), IoError> {
     let new = Generation::random();
     let replica = inner.local.superblock().replica;
     tracing::info!(%replica, generation = new.0, "a peer is recorded as out of date");
-    let peers = inner.legs.len();
-    inner.local.update(move |superblock| mint_for_all(superblock, new, peers)).await?;
+    let stranger = inner.stranger();
+    inner.local.update(move |superblock| mint_for_all(superblock, new, stranger)).await?;
     for leg in 0..inner.legs.len() {
         inner.rename(leg).await;
     }
     Ok(())
 }
 
-/// Each peer that is known may hold what was current until now. So may one of the `peers` that was
-/// not met as a source yet, after a change of roles: the history tells it by that.
-fn mint_for_all(superblock: &mut Superblock, new: Generation, peers: usize) {
+/// A peer that this source has not met as one yet: it was a target of the source before, as we were.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stranger {
+    /// There is none.
+    None,
+    /// The role was handed over: with the generation of then it has the data of then.
+    Equal,
+    /// The role was taken by force: it may have heard of writes that we have not.
+    Unlike,
+}
+
+/// Each peer that is known may hold what was current until now, and so may a stranger.
+fn mint_for_all(superblock: &mut Superblock, new: Generation, stranger: Stranger) {
     let before = superblock.current;
-    let known = |slot: &usize| !superblock.peers[*slot].replica.is_none();
-    let slots: Vec<usize> = (0..PEERS_MAX).filter(known).collect();
-    let remember = slots.is_empty() || slots.len() < peers;
+    let known = |slot: usize| !superblock.peers[slot].replica.is_none();
+    let free = |slot: usize| !known(slot) && stranger == Stranger::Equal;
+    let slots: Vec<usize> = (0..PEERS_MAX).filter(|slot| known(*slot) || free(*slot)).collect();
     if slots.is_empty() {
         superblock.current = new;
     }
+    let remember = slots.is_empty() || stranger == Stranger::Unlike;
     let old: [Lineage; PEERS_MAX] = std::array::from_fn(|slot| superblock.lineage(slot));
     for slot in slots {
         let mut lineage = old[slot];
@@ -103,6 +114,16 @@ fn mint_for_all(superblock: &mut Superblock, new: Generation, peers: usize) {
 }
 
 impl Inner {
+    fn stranger(&self) -> Stranger {
+        let peers = self.local.superblock().peers;
+        let known = peers.iter().filter(|peer| !peer.replica.is_none()).count();
+        match self.lock().forced {
+            _ if known == 0 || known >= self.legs.len() => Stranger::None,
+            true => Stranger::Unlike,
+            false => Stranger::Equal,
+        }
+    }
+
     /// Tells a peer that is in sync what our data is called now.
     pub(crate) async fn rename(self: &Arc<Self>, leg: usize) {
         let found = {

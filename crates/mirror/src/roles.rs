@@ -150,7 +150,7 @@ impl Inner {
         self.local.begin_use(promote).await?;
         self.take_marks_over();
         self.change(|state| {
-            (state.role, state.active) = (Role::Source, true);
+            (state.role, state.active, state.forced) = (Role::Source, true, forced);
             for leg in &mut state.legs {
                 if !leg.foreground {
                     leg.minted = false;
