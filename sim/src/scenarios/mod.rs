@@ -21,10 +21,13 @@ pub const ALL: &[Scenario] = &[
     mirror::STRICT,
     mirror::ASYNC,
     mirror::FAULTY,
-    mirror::TWO,
 ];
+
+/// Run when they are named alone: what they show is not right yet. A source with two targets still
+/// has histories that lose writes, so no configuration can ask for it.
+pub const UNSETTLED: &[Scenario] = &[mirror::TWO];
 
 /// The one of this name.
 pub fn find(name: &str) -> Option<&'static Scenario> {
-    ALL.iter().find(|scenario| scenario.name == name)
+    ALL.iter().chain(UNSETTLED).find(|scenario| scenario.name == name)
 }
