@@ -20,6 +20,8 @@ optional=(
     # NBD clients, and servers to compare with.
     nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdkit:nbdkit
     qemu-img:qemu-utils qemu-io:qemu-utils qemu-nbd:qemu-utils
+    # The browser that draws reports.
+    chromium-headless-shell:chromium-headless-shell
     # The test guest: the Linux kernel's NVMe/TCP host under QEMU.
     qemu-system-x86_64:qemu-system-x86 nvme:nvme-cli busybox:busybox-static cpio:cpio
     mkfs.ext4:e2fsprogs fsck.ext4:e2fsprogs blkdiscard:util-linux

@@ -11,6 +11,7 @@ use crate::cpu::CpuTime;
 use crate::fio::{self, Span, Target};
 use crate::grid::{Cell, Measured, Path, cells};
 use crate::load;
+use crate::mirror;
 use crate::process::{self, Interrupt};
 use crate::progress::Progress;
 use crate::report::{Check, Report, Row, SCHEMA_VERSION};
@@ -48,7 +49,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report, Error> {
     let nbd_skipped = fio::missing_engine("nbd", interrupt)?;
     let cells = cells();
     let paths = if nbd_skipped.is_none() { 3 } else { 2 };
-    let mut progress = Progress::new(2 + cells.len() * paths + paths - 1);
+    let mut progress = Progress::new(2 + cells.len() * paths + paths - 1 + mirror::STEPS);
 
     let scratch = scratch(&options.directory)?;
     let engine = fio::local_engine(scratch.path(), interrupt)?;
@@ -81,6 +82,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report, Error> {
     }
     let checks = bench.checks(&mut progress)?;
     server.stop(interrupt)?;
+    let mirror = mirror::run(&options.flagstone, scratch.path(), &mut progress, interrupt)?;
     drop(progress);
     scratch.close().map_err(Error::io("cannot remove the demo's directory"))?;
     Ok(Report {
@@ -94,6 +96,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report, Error> {
         rows,
         checks,
         nbd_skipped,
+        mirror,
     })
 }
 

@@ -21,6 +21,7 @@ mod error;
 pub mod fio;
 pub mod grid;
 pub mod load;
+pub mod mirror;
 pub mod process;
 mod progress;
 pub mod report;

@@ -106,21 +106,45 @@ impl Ended {
     }
 }
 
-/// Runs a program to its end. What it prints goes to files: it never waits for us to read.
+/// A program that runs. What it prints goes to files: it never waits for us to read.
+#[derive(Debug)]
+pub struct Begun {
+    running: Running,
+    output: File,
+    errors: File,
+}
+
+/// Starts a program.
 ///
 /// # Errors
-/// That it cannot be started, the user's interruption, and the system's. That it failed is in
-/// [`Ended`].
-pub fn run(command: &mut Command, interrupt: &Interrupt) -> Result<Ended, Error> {
+/// That it cannot be started, and the system's.
+pub fn begin(command: &mut Command) -> Result<Begun, Error> {
     let keep = || tempfile::tempfile().map_err(Error::io("cannot make a temporary file"));
-    let (mut output, mut errors) = (keep()?, keep()?);
+    let (output, errors) = (keep()?, keep()?);
     let copy = |file: &File| file.try_clone().map_err(Error::io("cannot copy a descriptor"));
     command.stdin(Stdio::null()).stdout(copy(&output)?).stderr(copy(&errors)?);
-    let mut running = Running::start(command)?;
-    let status = running.wait(interrupt)?;
-    // Ctrl-C reaches the program too: its failure is then no failure.
-    interrupt.check()?;
-    Ok(Ended { status, output: read(&mut output)?, errors: read(&mut errors)? })
+    Ok(Begun { running: Running::start(command)?, output, errors })
+}
+
+impl Begun {
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// The user's interruption, and the system's. That it failed is in [`Ended`].
+    pub fn end(mut self, interrupt: &Interrupt) -> Result<Ended, Error> {
+        let status = self.running.wait(interrupt)?;
+        // Ctrl-C reaches the program too: its failure is then no failure.
+        interrupt.check()?;
+        Ok(Ended { status, output: read(&mut self.output)?, errors: read(&mut self.errors)? })
+    }
+}
+
+/// Runs a program to its end.
+///
+/// # Errors
+/// As [`begin`] and [`Begun::end`].
+pub fn run(command: &mut Command, interrupt: &Interrupt) -> Result<Ended, Error> {
+    begin(command)?.end(interrupt)
 }
 
 fn read(file: &mut File) -> Result<String, Error> {

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::grid::{Cell, Measured, Path};
 use crate::load::Verified;
+use crate::mirror::Survived;
 use crate::table::{Table, grouped};
 
 /// Busy so much, the CPUs are what binds, from 0 to 1.
@@ -73,6 +74,8 @@ pub struct Report {
     pub checks: Vec<Check>,
     /// Why there is no NBD, if there is none.
     pub nbd_skipped: Option<String>,
+    /// A mirrored volume, one of whose nodes died.
+    pub mirror: Survived,
 }
 
 /// [`Report::schema_version`].
@@ -81,7 +84,8 @@ pub const SCHEMA_VERSION: u32 = 1;
 impl Report {
     /// Whether every block that was checked was right.
     pub fn is_right(&self) -> bool {
-        self.checks.iter().all(|check| check.wrong_blocks == 0 && check.blocks_checked > 0)
+        let right = |check: &Check| check.wrong_blocks == 0 && check.blocks_checked > 0;
+        self.checks.iter().all(right) && self.mirror.is_right()
     }
 
     /// As text for people.
@@ -94,6 +98,7 @@ impl Report {
         if let Some(reason) = &self.nbd_skipped {
             text += &format!("NBD skipped: {reason}\n");
         }
+        text += &survived(&self.mirror);
         text += &self.binding();
         if self.others_busy >= DISTURBED {
             text += &format!(
@@ -169,6 +174,34 @@ impl Report {
     }
 }
 
+/// What became of the mirrored volume.
+fn survived(mirror: &Survived) -> String {
+    let found = match (mirror.wrong_blocks, mirror.errors) {
+        (0, 0) => "nothing lost, no error".to_owned(),
+        (wrong, errors) => {
+            format!(
+                "{} blocks WRONG, {} requests FAILED",
+                grouped(wrong as f64),
+                grouped(errors as f64)
+            )
+        }
+    };
+    let mib = |bytes: u64| grouped(bytes as f64 / f64::from(1 << 20));
+    format!(
+        "mirrored volume, its source killed under load: the other node served after {} ms; the first \
+         came back with {} of {} MiB copied\nand was in sync after {} ms; switched back in {} ms; {} \
+         blocks written, {} checked, longest wait {} ms: {found}\n",
+        grouped(mirror.failover_ms),
+        mib(mirror.resynced_bytes),
+        mib(mirror.volume_bytes),
+        grouped(mirror.return_ms),
+        grouped(mirror.switchover_ms),
+        grouped(mirror.blocks_written as f64),
+        grouped(mirror.blocks_checked as f64),
+        grouped(mirror.longest_us / 1e3),
+    )
+}
+
 /// IOPS, ratio to local, and added latency.
 fn compared(local: Measured, fabric: Option<Measured>) -> [String; 3] {
     let Some(fabric) = fabric else { return ["skipped", "", ""].map(str::to_owned) };
@@ -207,6 +240,18 @@ mod tests {
                 wrong_blocks: 0,
             }],
             nbd_skipped: nbd.is_none().then(|| "fio has no nbd engine".to_owned()),
+            mirror: Survived {
+                blocks_written: 11,
+                blocks_checked: 13,
+                wrong_blocks: 0,
+                errors: 0,
+                longest_us: 1_234_000.0,
+                failover_ms: 80.0,
+                resynced_bytes: 5 << 20,
+                volume_bytes: 255 << 20,
+                return_ms: 300.0,
+                switchover_ms: 20.0,
+            },
         }
     }
 
@@ -236,5 +281,9 @@ mod tests {
         assert!(!all.is_right() && all.render().contains("1 WRONG"));
         all.checks[0] = Check { wrong_blocks: 0, blocks_checked: 0, ..all.checks[0].clone() };
         assert!(!all.is_right());
+        all = report(None);
+        assert!(all.render().contains("longest wait 1,234 ms: nothing lost, no error"));
+        all.mirror.errors = 2;
+        assert!(!all.is_right() && all.render().contains("2 requests FAILED"));
     }
 }

@@ -9,8 +9,11 @@ use flagstone_nvme::command::fabrics::{
 use flagstone_nvme::command::io::{BlockCommand, BlockRange, DatasetManagement, DsmRange};
 use flagstone_nvme::feature::{HostBehavior, NumberOfQueues};
 use flagstone_nvme::limits::{DSM_BYTES, IO_BLOCKS, NQN_BYTES};
+use flagstone_nvme::replica::{
+    About, DATA_MAX_BYTES, OrderedWrite, OrderedZeroes, Refusal, Request,
+};
 use flagstone_nvme::sgl::DataPointer;
-use flagstone_nvme::{AdminOpcode, IoOpcode, Sqe, Wire};
+use flagstone_nvme::{AdminOpcode, IoOpcode, Sqe, Status, Wire};
 
 /// A namespace of 1 GiB in blocks of 512 bytes, and one of the most blocks that there can be.
 const NAMESPACES_BLOCKS: [u64; 2] = [1 << 21, u64::MAX];
@@ -33,6 +36,7 @@ pub fn run(input: &[u8]) {
     io(command, data);
     admin(command, data);
     fabrics(command, data);
+    replica(command, data);
 }
 
 fn io(command: &Sqe, data: &[u8]) {
@@ -94,6 +98,40 @@ fn admin(command: &Sqe, data: &[u8]) {
 
     let abort = Abort::parse(command);
     assert_eq!(Abort::parse(&Sqe::abort(cid, abort)), abort);
+}
+
+fn replica(command: &Sqe, data: &[u8]) {
+    if let Ok(request) = Request::parse(command, data) {
+        assert!(request.reply_bytes() <= DATA_MAX_BYTES);
+        let (again, sent) = request.command(command.cid.get(), command.nsid.get());
+        let sent = sent.as_ref().map_or(&[][..], |sent| sent.bytes());
+        assert_eq!(Request::sent_bytes(request.opcode()), Some(sent.len()));
+        assert_eq!(again.parameters(), command.parameters());
+        assert_eq!(Request::parse(&again, sent), Ok(request));
+    }
+    if let Ok(write) = OrderedWrite::parse(command) {
+        let again = write.command(1, 1, command.data);
+        assert_eq!(OrderedWrite::parse(&again), Ok(write));
+    }
+    if let Ok(zeroes) = OrderedZeroes::parse(command) {
+        assert_eq!(OrderedZeroes::parse(&zeroes.command(1, 1)), Ok(zeroes));
+        for namespace_blocks in NAMESPACES_BLOCKS {
+            if zeroes.check_within(namespace_blocks).is_ok() {
+                assert!(zeroes.start + zeroes.blocks <= namespace_blocks);
+            }
+        }
+    }
+    if let Some(about) = About::view(data) {
+        match about.check() {
+            Ok(_) => assert!(about.bit_bytes.get().is_power_of_two()),
+            Err(error) => drop(error.to_string()),
+        }
+    }
+    let status = Status::from_cqe(command.cid.get());
+    if let Some(refusal) = Refusal::of(status, command.cdw2.get().into()) {
+        let (status_again, result) = refusal.completion();
+        assert_eq!(Refusal::of(status_again, result), Some(refusal));
+    }
 }
 
 fn fabrics(command: &Sqe, data: &[u8]) {

@@ -19,6 +19,8 @@ pub struct LoadOptions {
     pub max_bytes: u64,
     /// Reads and writes may fail because the disk below does. Else that is a broken promise.
     pub medium_errors: bool,
+    /// Longest pause after a call; none for zero.
+    pub pause: Duration,
     /// Ends the load when set: calls in flight are awaited.
     pub stop: Rc<Cell<bool>>,
 }
@@ -26,7 +28,13 @@ pub struct LoadOptions {
 impl LoadOptions {
     /// `depth` calls of up to 64 KiB, none of which may fail.
     pub fn new(depth: usize) -> LoadOptions {
-        LoadOptions { depth, max_bytes: 64 << 10, medium_errors: false, stop: Rc::default() }
+        LoadOptions {
+            depth,
+            max_bytes: 64 << 10,
+            medium_errors: false,
+            pause: Duration::ZERO,
+            stop: Rc::default(),
+        }
     }
 }
 
@@ -70,7 +78,10 @@ async fn lane(device: SharedDevice, model: Shared, options: LoadOptions) -> Ende
             Err(error @ (IoError::Poisoned | IoError::Unreachable)) => return Ended::Failed(error),
             Err(error) => assert!(options.medium_errors, "a call failed: {error}"),
         }
-        if rng.chance(0.05) {
+        if !options.pause.is_zero() {
+            let longest = options.pause.as_micros() as u64;
+            time::sleep(Duration::from_micros(rng.between(0, longest))).await;
+        } else if rng.chance(0.05) {
             time::sleep(Duration::from_micros(rng.between(1, 2000))).await;
         }
     }

@@ -49,6 +49,10 @@ struct Sector {
     busy: bool,
     /// The version that the call in flight writes.
     changing: Option<u32>,
+    /// What is there is not known: it may be any version.
+    unknown: bool,
+    /// The same of what a power loss may leave.
+    unknown_after_loss: bool,
 }
 
 impl Sector {
@@ -76,6 +80,8 @@ pub struct Model {
     /// Counts acknowledgements, so that flushes know what they cover.
     now: u64,
     checks: u64,
+    /// When the latest change that was acknowledged had begun.
+    promised: Option<u64>,
 }
 
 /// What a change does.
@@ -106,6 +112,8 @@ impl Shared {
             untouched: true,
             busy: false,
             changing: None,
+            unknown: false,
+            unknown_after_loss: false,
         };
         let mut sectors = Vec::new();
         sectors.resize_with(bytes as usize / SECTOR_BYTES, sector);
@@ -118,6 +126,7 @@ impl Shared {
             flushes_fail: false,
             now: 1,
             checks: 0,
+            promised: None,
         })))
     }
 
@@ -130,6 +139,75 @@ impl Shared {
     /// From now on a flush may fail at the disk while its caller is killed.
     pub fn expect_failed_flushes(&self) {
         self.0.borrow_mut().flushes_fail = true;
+    }
+
+    /// A model of its own of what a copy of the device may answer now: what is under way may be
+    /// there or not.
+    pub fn fork(&self) -> Shared {
+        let model = self.0.borrow();
+        let sectors = model.sectors.iter().map(|sector| {
+            let mut copy = Sector {
+                visible: sector.visible.clone(),
+                after_loss: sector.after_loss.clone(),
+                late: sector.late.clone(),
+                durable_since: sector.durable_since,
+                tainted: sector.tainted,
+                tainted_since: sector.tainted_since,
+                untouched: sector.untouched,
+                busy: false,
+                changing: None,
+                unknown: sector.unknown,
+                unknown_after_loss: sector.unknown_after_loss,
+            };
+            if let Some(version) = sector.changing {
+                copy.doubt(model.now, version);
+            }
+            copy
+        });
+        let copy = Model {
+            seed: model.seed,
+            sectors: sectors.collect(),
+            // Versions of both name different contents.
+            next_version: model.next_version + (1 << 20),
+            losses: model.losses,
+            late_when_dropped: model.late_when_dropped,
+            flushes_fail: model.flushes_fail,
+            now: model.now,
+            checks: 0,
+            promised: None,
+        };
+        Shared(Rc::new(RefCell::new(copy)))
+    }
+
+    /// Any earlier state may be found from now on, sector by sector. A flush comes before the next
+    /// read.
+    pub fn forget(&self) {
+        for sector in &mut self.0.borrow_mut().sectors {
+            (sector.unknown, sector.unknown_after_loss, sector.untouched) = (true, true, true);
+        }
+    }
+
+    /// A moment for [`Shared::has_promised_since`].
+    pub fn moment(&self) -> u64 {
+        let mut model = self.0.borrow_mut();
+        model.now += 1;
+        model.now
+    }
+
+    /// True when a change was acknowledged, since the fork, that had begun at this moment or later.
+    /// One that began before may be wherever the device was copied to then.
+    pub fn has_promised_since(&self, moment: u64) -> bool {
+        self.0.borrow().promised.is_some_and(|began| began >= moment)
+    }
+
+    /// True while a call is under way.
+    pub fn busy(&self) -> bool {
+        self.0.borrow().sectors.iter().any(|sector| sector.busy)
+    }
+
+    /// True for two handles of one model.
+    pub fn is(&self, other: &Shared) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
     }
 
     /// Size of the device, in bytes.
@@ -161,33 +239,46 @@ impl Shared {
         for sector in &mut model.sectors[range.clone()] {
             (sector.busy, sector.changing) = (true, change.map(|_| version));
         }
-        Some(Claim { model: self.clone(), range, change, version, losses: model.losses })
+        let (losses, began) = (model.losses, model.now);
+        Some(Claim { model: self.clone(), range, change, version, losses, began })
     }
 
     /// A flush begins.
     pub fn begin_flush(&self) -> Flush {
         let model = self.0.borrow();
         // A failed flush has left doubt about the tainted ones: this one does not end it.
-        let covered = |sector: &Sector| (!sector.tainted).then(|| sector.visible.clone());
-        let sectors = model.sectors.iter().map(covered).collect();
+        let known = |sector: &Sector| !sector.tainted && !sector.unknown;
+        let (mut versions, mut ends) = (Vec::new(), Vec::with_capacity(model.sectors.len()));
+        for sector in &model.sectors {
+            if known(sector) {
+                versions.extend_from_slice(&sector.visible);
+            }
+            ends.push(versions.len());
+        }
         let (began, losses) = (model.now, model.losses);
-        Flush { model: self.clone(), began, losses, visible: sectors, answered: false }
+        Flush { model: self.clone(), began, losses, versions, ends, answered: false }
     }
 
     /// A flush was acknowledged.
     pub fn flushed(&self, mut flush: Flush) {
         flush.answered = true;
-        let visible = std::mem::take(&mut flush.visible);
+        let ends = std::mem::take(&mut flush.ends);
         let mut model = self.0.borrow_mut();
         if model.losses != flush.losses {
             // It was carried out before the loss or after: nobody knows.
             return;
         }
-        for (sector, visible) in model.sectors.iter_mut().zip(visible) {
-            let Some(visible) = visible else { continue };
-            if sector.tainted_since > flush.began || sector.durable_since > flush.began {
+        let mut from = 0;
+        for (sector, end) in model.sectors.iter_mut().zip(ends) {
+            let visible = &flush.versions[std::mem::replace(&mut from, end)..end];
+            // Nothing is known, or it is tainted.
+            if visible.is_empty()
+                || sector.tainted_since > flush.began
+                || sector.durable_since > flush.began
+            {
                 continue;
             }
+            sector.unknown_after_loss = false;
             sector.after_loss.retain(|(since, _)| *since > flush.began);
             sector.after_loss.extend(visible.iter().map(|version| (flush.began, *version)));
             sector.after_loss.extend(sector.late.iter().map(|version| (flush.began, *version)));
@@ -228,6 +319,7 @@ impl Shared {
             left.dedup();
             sector.after_loss = left.iter().map(|version| (now, *version)).collect();
             sector.visible = left;
+            sector.unknown |= sector.unknown_after_loss;
             sector.late.clear();
             sector.tainted = false;
             sector.untouched = true;
@@ -242,7 +334,9 @@ pub struct Flush {
     model: Shared,
     began: u64,
     losses: u64,
-    visible: Vec<Option<Vec<u32>>>,
+    /// What reads could return when it began, sector after sector, and where each one's ends.
+    versions: Vec<u32>,
+    ends: Vec<usize>,
     answered: bool,
 }
 
@@ -262,6 +356,7 @@ pub struct Claim {
     change: Option<Change>,
     version: u32,
     losses: u64,
+    began: u64,
 }
 
 impl Claim {
@@ -282,16 +377,20 @@ impl Claim {
         let Some(change) = self.change.take() else { return };
         let mut model = self.model.0.borrow_mut();
         model.now += 1;
+        model.promised = model.promised.max(Some(self.began));
         let now = model.now;
         for sector in &mut model.sectors[self.range.clone()] {
             if change == Change::Discard {
                 sector.doubt(now, ZEROES);
                 continue;
             }
-            sector.visible = vec![self.version];
+            sector.visible.clear();
+            sector.visible.push(self.version);
+            sector.unknown = false;
             sector.tainted = false;
             sector.untouched = false;
             if fua {
+                sector.unknown_after_loss = false;
                 sector.after_loss = sector.late.iter().map(|version| (now, *version)).collect();
                 sector.durable_since = now;
             }
@@ -318,13 +417,22 @@ impl Claim {
     /// When the device may not answer so: a promise is broken.
     pub fn returned(self, bytes: &[u8]) {
         let mut model = self.model.0.borrow_mut();
-        let (seed, losses) = (model.seed, model.losses);
+        let (seed, losses, now) = (model.seed, model.losses, model.now);
         for (number, bytes) in self.range.clone().zip(bytes.chunks(SECTOR_BYTES)) {
             let found = version_of(seed, number, bytes);
             let sector = &mut model.sectors[number];
             let allowed =
                 |version: &u32| sector.visible.contains(version) || sector.late.contains(version);
             match found {
+                Ok(version) if sector.unknown => {
+                    (sector.visible, sector.unknown) = (vec![version], false);
+                    if sector.untouched {
+                        sector.unknown_after_loss = false;
+                        sector.after_loss.clear();
+                    }
+                    sector.after_loss.push((now, version));
+                    sector.late.clear();
+                }
                 Ok(version) if allowed(&version) => {
                     // An answer from before a power loss says nothing about what is left.
                     if sector.late.is_empty() && self.losses == losses {
@@ -375,8 +483,11 @@ fn content(seed: u64, sector: usize, version: u32) -> [u8; SECTOR_BYTES] {
     let mut rng = Rng::new(seed ^ name);
     let (words, _) = bytes.as_chunks_mut::<8>();
     words[0] = name.to_le_bytes();
+    // One draw a sector: words apart by an odd constant each are as different as is needed here.
+    let mut next = rng.next_u64();
     for word in &mut words[1..] {
-        *word = rng.next_u64().to_le_bytes();
+        *word = next.to_le_bytes();
+        next = next.wrapping_add(0x9E37_79B9_7F4A_7C15);
     }
     bytes
 }
@@ -533,6 +644,23 @@ mod tests {
         let half = [&bytes[..512], &[0; 3584]].concat();
         read(&model, &half);
         assert!(breaks(|| read(&model, &bytes)));
+    }
+
+    #[test]
+    fn what_was_never_known_a_power_loss_may_bring_back_under_an_unflushed_write() {
+        let model = Shared::new(1, 1 << 20);
+        let old = write(&model, true);
+        write(&model, true);
+        model.forget();
+        let third = write(&model, false);
+        model.power_lost();
+        read(&model, &[&old[..512], &third[512..]].concat());
+        model.forget();
+        let fourth = write(&model, false);
+        model.flushed(model.begin_flush());
+        model.power_lost();
+        assert!(breaks(|| read(&model, &old)));
+        read(&model, &fourth);
     }
 
     #[test]

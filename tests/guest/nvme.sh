@@ -1,8 +1,7 @@
 # What the Linux kernel's NVMe/TCP host does with a volume, from discovery to disconnect.
 # Needs ADDRESS, PORT, NQN, SIZE_BYTES. The volume has no data that matters.
 
-# The controller (nvme0) and the namespace's block device (nvme0n1) of the one connection.
-# Their numbers differ from one connection to the next. nvme0c0n1 is a hidden multipath leg.
+# The controller (nvme0) of the one connection. Its number differs from one to the next.
 controller() {
     for entry in /sys/class/nvme/nvme*; do
         if [ "$(cat "$entry/subsysnqn")" = "$NQN" ]; then
@@ -12,19 +11,6 @@ controller() {
     done
     return 1
 }
-namespace() {
-    for entry in /sys/block/nvme*; do
-        case ${entry##*/} in
-            nvme*c*n*) ;;
-            nvme*n*)
-                basename "$entry"
-                return
-                ;;
-        esac
-    done
-    return 1
-}
-
 attach() {
     nvme connect -t tcp -a "$ADDRESS" -s "$PORT" -n "$NQN" \
         --nr-io-queues=2 --reconnect-delay=1 --ctrl-loss-tmo=120 --keep-alive-tmo=5 "$@"
@@ -40,12 +26,6 @@ is_detached() {
 }
 is_live() {
     [ "$(cat "/sys/class/nvme/$(controller)/state")" = live ]
-}
-
-# fio writes, then reads everything back and compares checksums.
-verify_fio() {
-    fio --name=verify --filename="/dev/$(namespace)" --ioengine=libaio --direct=1 \
-        --verify=crc32c --verify_fatal=1 --verify_state_save=0 --thread --randrepeat=1 --allrandrepeat=1 "$@"
 }
 
 discover() {

@@ -1,9 +1,12 @@
 //! The Linux kernel's NVMe/TCP host against Flagstone, in a guest under QEMU.
 //!
 //! The steps are in `tests/guest/nvme.sh`: discover, connect, identify, read and write with
-//! checksums, a filesystem, discard, digests, two kills of the server under load, disconnect.
+//! checksums, a filesystem, discard, digests, two kills of the server under load, disconnect. Those
+//! of a volume that two nodes mirror are in `tests/guest/multipath.sh`.
 
 use flagstone_tests::guest::{self, HOST_ADDRESS, Image, Script};
+use flagstone_tests::mirror::{Pair, VOLUME};
+use flagstone_tests::process::until;
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::{NQN_PREFIX, Server};
 use flagstone_tests::tools;
@@ -21,7 +24,7 @@ fn linux_host_uses_a_volume_and_survives_restarts_of_the_server() {
     let mut server = Server::start(&[&format!("db={}", disk.display())]);
 
     let script = Script {
-        files: &["nvme.sh"],
+        files: &["host.sh", "nvme.sh"],
         variables: &[
             ("ADDRESS", HOST_ADDRESS),
             ("PORT", &server.port("nvme-tcp").to_string()),
@@ -44,6 +47,58 @@ fn linux_host_uses_a_volume_and_survives_restarts_of_the_server() {
     assert!(status.success(), "after a clean stop: {status}\n{}", server.output());
 }
 
+/// The kernel's own multipath follows a mirrored volume from node to node, and what uses the volume
+/// sees no error: planned switchovers, the death of the source, and its return.
+#[test]
+fn linux_multipath_follows_a_mirrored_volume() {
+    let image = match Image::build() {
+        Ok(image) => image,
+        Err(reason) => return tools::skip("the Linux kernel's multipath", &reason),
+    };
+    let mut pair = Pair::in_sync(SIZE_BYTES, "");
+    let ports = [0, 1].map(|node| pair.node(node).port("nvme-tcp").to_string());
+    let script = Script {
+        files: &["host.sh", "multipath.sh"],
+        variables: &[
+            ("ADDRESS", HOST_ADDRESS),
+            ("PORTS", &ports.join(" ")),
+            ("NQN", &format!("{NQN_PREFIX}{VOLUME}")),
+        ],
+        kernel_arguments: "nvme_core.multipath=Y",
+    };
+    let mut source = 0;
+    let report = guest::run(&image, &script, |request| {
+        let target = 1 - source;
+        match request {
+            "switchover" => {
+                pair.wait_for(source, "mirroring");
+                pair.order(target, "switchover", &[]);
+                source = target;
+            }
+            "die" => {
+                pair.wait_for(source, "mirroring");
+                pair.node(source).kill();
+                // Refused until the target has noticed.
+                let promoted = || pair.try_order(target, "failover", &["--yes"]).is_ok();
+                until("the target is the source", promoted, || "it refuses".into());
+                source = target;
+            }
+            "return" => {
+                pair.node(target).restart();
+                pair.wait_for(source, "mirroring");
+            }
+            _ => return Err("no such request".into()),
+        }
+        Ok(())
+    });
+    println!("{}", report.summary());
+    report.assert_passed();
+    for node in [source, 1 - source] {
+        let status = pair.node(node).terminate();
+        assert!(status.success(), "after a clean stop: {status}\n{}", pair.node(node).output());
+    }
+}
+
 /// The scenario must ask of a target no more than Linux's own gives: if this fails, the scenario
 /// is wrong, and not Flagstone.
 #[test]
@@ -54,7 +109,7 @@ fn linux_own_target_passes_the_same_scenario() {
         Err(reason) => return tools::skip("Linux's own NVMe/TCP target", &reason),
     };
     let script = Script {
-        files: &["nvmet.sh", "nvme.sh"],
+        files: &["nvmet.sh", "host.sh", "nvme.sh"],
         variables: &[("NQN", &format!("{NQN_PREFIX}db")), ("SIZE_BYTES", &SIZE_BYTES.to_string())],
         // Host and target in one kernel: pages that the host sends without a copy arrive as they
         // are, and Linux 6.1 takes such a page for a leak and stops.
@@ -74,7 +129,7 @@ fn a_refused_connection_fails_the_first_step_alone() {
         Err(reason) => return tools::skip("a refused connection", &reason),
     };
     let script = Script {
-        files: &["nvme.sh"],
+        files: &["host.sh", "nvme.sh"],
         // Port 1 of the loopback: nothing may listen there without being root.
         variables: &[("ADDRESS", HOST_ADDRESS), ("PORT", "1"), ("NQN", NQN_PREFIX)],
         kernel_arguments: "",

@@ -312,6 +312,45 @@ impl Comparison {
         table
     }
 
+    /// What it cost in CPU time, where that is known: on the machine that measured, for a request of
+    /// the generator, and in the processes that served it, if they are on the same machine.
+    pub fn cpu(&self) -> Option<Table> {
+        let head = [
+            "job",
+            "on",
+            "this machine",
+            "generator, µs a request",
+            "server",
+            "server, of one CPU",
+            "server, µs a request",
+        ];
+        let mut table = Table::new("CPU use (medians)", &head);
+        for row in &self.jobs {
+            for (name, records) in self.names.iter().zip(&row.records) {
+                let middle = |pick: &dyn Fn(&Record) -> Option<f64>| {
+                    median(&records.iter().filter_map(pick).collect::<Vec<_>>())
+                };
+                let text = |value: Option<f64>, unit: &str| {
+                    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}{unit}"))
+                };
+                let server = records.iter().find_map(|r| r.measurement.server.as_ref());
+                let all = [
+                    text(middle(&|r| Some(r.measurement.cpu.as_ref()?.busy_percent())), " %"),
+                    text(middle(&|r| r.measurement.cpu_us_per_io), ""),
+                    server.map_or_else(|| "-".to_owned(), |server| server.program.clone()),
+                    text(middle(&|r| Some(r.measurement.server.as_ref()?.busy_percent())), " %"),
+                    text(middle(&|r| r.measurement.server.as_ref()?.us_per_io(r.iops)), ""),
+                ];
+                if all.iter().any(|cell| cell != "-") {
+                    let mut cells = vec![row.job.clone(), name.clone()];
+                    cells.extend(all);
+                    table.rows.push(cells);
+                }
+            }
+        }
+        (!table.rows.is_empty()).then_some(table)
+    }
+
     /// One figure of everything with the first: medians, ratio, overhead, verdict.
     pub fn figure(&self, figure: Figure) -> Table {
         let mut head = vec!["job".to_owned(), self.names[0].clone()];

@@ -45,6 +45,9 @@ pub struct Disk {
     pub kind: String,
     /// Of the device or file, in bytes.
     pub size_bytes: Option<u64>,
+    /// What drives a served one: the kernel, fio or our own generator, and why.
+    #[serde(default)]
+    pub initiator: Option<String>,
     /// The kernel's name of the block device.
     pub device: Option<String>,
     /// The disk's own name.
@@ -107,7 +110,7 @@ fn field(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(of)
 }
 
-fn disk(place: &Place) -> Disk {
+pub(crate) fn disk(place: &Place) -> Disk {
     let served = || Disk { kind: "served".to_owned(), ..Disk::default() };
     let Some(path) = place.path() else { return served() };
     let Ok(metadata) = std::fs::metadata(path) else {

@@ -83,10 +83,29 @@ impl Generator {
         interrupt: &Interrupt,
         tick: &mut dyn FnMut(),
     ) -> Result<(Results, String), Error> {
-        let words = arguments(job, uri)?;
-        let command = shell("flagstone", &words);
+        self.run(&arguments(job, uri)?, interrupt, tick)
+    }
+
+    /// The size of a served volume, in bytes, `nbd://` or `nvme-tcp://`: one read says that it can
+    /// be reached, and how large it is.
+    ///
+    /// # Errors
+    /// As [`Generator::measure`].
+    pub fn size_bytes(&self, uri: &str, interrupt: &Interrupt) -> Result<u64, Error> {
+        let words = ["load", uri, "--json", "--rw", "read", "--bs", "4096", "--ios", "1"];
+        let (results, _) = self.run(&words.map(str::to_owned), interrupt, &mut || {})?;
+        Ok(results.device.size_bytes)
+    }
+
+    fn run(
+        &self,
+        words: &[String],
+        interrupt: &Interrupt,
+        tick: &mut dyn FnMut(),
+    ) -> Result<(Results, String), Error> {
+        let command = shell("flagstone", words);
         let mut program = Command::new(&self.program);
-        let ended = os::run(program.args(&words), FIO_OUTPUT_BYTES, interrupt, tick)?;
+        let ended = os::run(program.args(words), FIO_OUTPUT_BYTES, interrupt, tick)?;
         let failed = |said: String| Error::LoadFailed {
             status: ended.status.to_string(),
             command: command.clone(),

@@ -11,8 +11,10 @@
 //! Read in this order: [`job`] and [`target`] (what to measure on what), [`suite`] (jobs as data),
 //! [`fio`] (the command line, the program, its output), [`measurement`], [`campaign`], [`results`],
 //! [`compare`], [`report`]. [`nature`] keeps emulated results from being taken for real ones.
+//! [`attach`] is the kernel's NVMe/TCP, [`server`] who serves what is measured, and what it costs them.
 //! [`diskspd`] does another program's command lines. [`os`] is the edge where other programs are run.
 
+pub mod attach;
 pub mod campaign;
 pub mod compare;
 pub mod cpu;
@@ -33,6 +35,7 @@ pub mod published;
 #[cfg(feature = "report")]
 pub mod report;
 pub mod results;
+pub mod server;
 pub mod stats;
 pub mod suite;
 pub mod table;

@@ -58,3 +58,7 @@ pub const THREADS: u32 = 4096;
 pub const DEPTH: u32 = 65_536;
 /// Bytes of one request: diskspd's and NVMe's own limits are below.
 pub const BLOCK_BYTES: u64 = u32::MAX as u64;
+/// Processes that serve one target: each of a server's workers.
+pub const SERVER_PROCESSES: usize = 1024;
+/// NVMe controllers that are looked at: the kernel has minor numbers for so many.
+pub const CONTROLLERS: usize = 65_536;

@@ -11,6 +11,7 @@ use crate::fio::program::FioRun;
 use crate::fio::series::Series;
 use crate::histogram::Histogram;
 use crate::limits::SERIES_POINTS;
+use crate::server::ServerUse;
 
 /// The percentiles that are kept, with their names.
 pub const PERCENTILES: [(&str, f64); 12] = [
@@ -96,6 +97,9 @@ pub struct Measurement {
     pub cpu: Option<CpuUse>,
     /// CPU time of the generator for a request, in µs.
     pub cpu_us_per_io: Option<f64>,
+    /// What the server's processes used, if it is on this machine.
+    #[serde(default)]
+    pub server: Option<ServerUse>,
 }
 
 /// Latencies of several jobs, or of both directions, as one.
@@ -209,20 +213,23 @@ impl Measurement {
         let series = series.bounded();
         measured.series_interval_ms = series.interval_ms;
         measured.series_iops = series.total_iops();
+        // fio gives the mean of the threads that it reports together.
+        let together = f64::from(run.threads) / run.output.jobs.len().max(1) as f64;
+        measured.cpu_us_per_io = measured.cpu_us_per_io.map(|us| us * together.max(1.0));
         measured.cpu = (!run.cpus.is_empty()).then(|| CpuUse::mean(&run.cpus));
         measured
     }
 
-    /// From fio's JSON alone.
+    /// From fio's JSON alone, as if each of its jobs were one thread.
     pub fn of_output(output: &Output) -> Measurement {
         let (mut read, mut write, mut total) = (Sum::default(), Sum::default(), Sum::default());
         let mut cpu_us = 0.0;
         for job in &output.jobs {
             for (side, sum) in [(&job.read, &mut read), (&job.write, &mut write)] {
                 for sum in [sum, &mut total] {
-                    sum.ios = sum.ios.saturating_add(side.total_ios);
+                    sum.ios = sum.ios.saturating_add(side.completed());
                     sum.bytes = sum.bytes.saturating_add(side.io_bytes);
-                    sum.iops += side.iops;
+                    sum.iops += side.completed_per_s();
                     sum.bytes_per_s += bytes_per_s(side);
                     sum.latency.add(side.latency(), side.total_ios);
                 }
@@ -258,6 +265,7 @@ impl Measurement {
                 .cpu
                 .as_ref()
                 .map(|cpu| cpu.user_us_per_io + cpu.system_us_per_io),
+            server: None,
         }
     }
 }
@@ -282,6 +290,17 @@ mod tests {
               "runtime": 1000, "lat_ns": {{"min": 1000, "max": 9000, "mean": {mean}, "stddev": 0, "N": {ios},
               "bins": {{{bins}}}}}}}, "usr_cpu": 10, "sys_cpu": 10}}"#
         )
+    }
+
+    /// What fio printed of 256 reads in flight at 140 a second, after a warm-up.
+    #[test]
+    fn requests_in_flight_at_the_end_of_the_warm_up_count() {
+        let text = r#"{"fio version": "fio-3.33", "jobs": [{"jobname": "a", "read": {"io_bytes": 3915776,
+            "total_ios": 701, "iops": 102.620407, "bw_bytes": 573236, "runtime": 6831,
+            "lat_ns": {"min": 1000, "max": 9000, "mean": 2000, "stddev": 0, "N": 956}}}]}"#;
+        let total = Measurement::of_output(&parse(text).unwrap()).total;
+        assert_eq!(total.ios, 956);
+        assert!((total.iops - total.bytes_per_s / 4096.0).abs() < 0.01, "{total:?}");
     }
 
     #[test]

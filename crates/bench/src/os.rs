@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::net::{IpAddr, UdpSocket};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -196,6 +197,33 @@ pub fn read_at(path: &Path, offset: u64, length: usize) -> io::Result<Vec<u8>> {
 /// The system's.
 pub fn size_of(path: &Path) -> io::Result<u64> {
     File::open(path)?.seek(SeekFrom::End(0))
+}
+
+/// Looks again and again until there is something, for so many seconds at most; `None` after them.
+///
+/// # Errors
+/// [`Error::Interrupted`].
+pub fn wait_for<T>(
+    seconds_most: f64,
+    interrupt: &Interrupt,
+    mut look: impl FnMut() -> Option<T>,
+) -> Result<Option<T>, Error> {
+    let watch = Stopwatch::start();
+    loop {
+        if let Some(found) = look() {
+            return Ok(Some(found));
+        }
+        interrupt.check()?;
+        if watch.seconds() >= seconds_most {
+            return Ok(None);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Whether an address is one of this machine: the kernel binds to no other.
+pub fn is_own_address(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
 }
 
 /// Seconds since 1970.

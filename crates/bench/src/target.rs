@@ -17,7 +17,7 @@ pub enum Place {
     Path(PathBuf),
     /// An export, `nbd://…`, driven by fio's nbd engine.
     Nbd(String),
-    /// A namespace, `nvme-tcp://…`, driven by our own load generator.
+    /// A namespace, `nvme-tcp://…`, driven by the kernel and fio, or by our own load generator.
     NvmeTcp(String),
 }
 
@@ -92,12 +92,6 @@ impl FromStr for Target {
         if disks.iter().any(|disk| std::mem::discriminant(disk) != kind) {
             return Err(format!("{text}: disks of one target are of one kind"));
         }
-        if matches!(disks[0], Place::NvmeTcp(_)) && disks.len() > 1 {
-            return Err(format!(
-                "{text}: several nvme-tcp:// disks at once: attach them with nvme connect and name \
-                 the devices"
-            ));
-        }
         Ok(Target { name: name.to_owned(), disks })
     }
 }
@@ -124,9 +118,7 @@ mod tests {
 
     #[test]
     fn mistakes() {
-        for text in
-            ["", "a=", "a,,b", "http://x", "f,nbd://h/e", "a\nb", "nvme-tcp://a,nvme-tcp://b"]
-        {
+        for text in ["", "a=", "a,,b", "http://x", "f,nbd://h/e", "a\nb", "nvme-tcp://a,nbd://b"] {
             assert!(parse(text).is_err(), "{text:?}");
         }
     }

@@ -55,6 +55,7 @@ fn run() -> FioRun {
             CpuUse { user_percent: 10.0, kernel_percent: 20.5, idle_percent: 69.5 },
             CpuUse { user_percent: 0.0, kernel_percent: 0.0, idle_percent: 100.0 },
         ],
+        threads: 4,
         command: "fio".to_owned(),
     }
 }

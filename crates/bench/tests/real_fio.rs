@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use flagstone_bench::attach::Initiator;
 use flagstone_bench::campaign::{Campaign, Ending, Plan, Watcher};
 use flagstone_bench::compare::{Comparison, Figure};
 use flagstone_bench::diskspd::report::System;
@@ -78,8 +79,15 @@ fn plan(directory: &Path) -> Plan {
 fn run(plan: &Plan, store: &Store, fio: &Fio, watch: &mut Watch) -> Ending {
     let generator = Generator { program: "/no/such/program".into() };
     let interrupt = watch.interrupt.clone();
-    let campaign =
-        Campaign { plan, store, fio: Some(fio), generator: &generator, interrupt: &interrupt };
+    let initiator = Initiator::of_machine();
+    let campaign = Campaign {
+        plan,
+        store,
+        fio: Some(fio),
+        generator: &generator,
+        initiator: &initiator,
+        interrupt: &interrupt,
+    };
     campaign.run(watch).unwrap_or_else(|error| panic!("{error}"))
 }
 

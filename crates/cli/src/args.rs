@@ -15,6 +15,7 @@ use flagstone_control::units::{format_size, parse_block_size, parse_duration};
 use crate::bench::args::BenchArgs;
 use crate::doctor::DoctorArgs;
 use crate::logging::LogFormat;
+use crate::mirror::args::MirrorArgs;
 use crate::plan::args::PlanArgs;
 use crate::status::StatusArgs;
 
@@ -37,6 +38,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Say what a running server serves, to whom, and what goes through it
     Status(StatusArgs),
+    /// Make, watch and command the mirrors of volumes
+    Mirror(MirrorArgs),
     /// Measure a device, or verify it, with our own load generator
     Load(LoadArgs),
     /// Say what is wrong with a configuration, without serving anything

@@ -34,7 +34,7 @@ pub(crate) fn lines(head: &[(&str, Side)], rows: &[Vec<String>]) -> Vec<String> 
 }
 
 /// A text in lines of at most `most` characters, as far as its words are not longer.
-pub(super) fn wrapped(text: &str, most: usize) -> Vec<String> {
+pub(crate) fn wrapped(text: &str, most: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let line = lines.last_mut().expect("there is always one");

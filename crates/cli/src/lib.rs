@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod exit;
 pub mod load;
 pub mod logging;
+pub mod mirror;
 pub mod output;
 pub mod plan;
 pub mod serve;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use flagstone_cli::args::{Cli, Command};
-use flagstone_cli::{bench, check, completions, doctor, load, plan, serve, status};
+use flagstone_cli::{bench, check, completions, doctor, load, mirror, plan, serve, status};
 
 fn main() -> ExitCode {
     // Clap prints its own errors, and leaves with code 2, which is also `Exit::Usage`.
@@ -12,6 +12,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Load(args) => load::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Mirror(args) => mirror::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -352,21 +352,15 @@ impl Drop for Server {
     }
 }
 
-#[test]
-fn the_real_fio_over_nbd_and_our_generator_over_nvme_tcp() {
-    let has_nbd = Command::new("fio").arg("--enghelp=nbd").output();
-    if !has_nbd.is_ok_and(|output| output.status.success() && text(&output.stdout).contains("uri"))
-    {
-        eprintln!("SKIPPED: there is no fio here, or it has no nbd engine");
-        return;
-    }
-    let bench = Bench::new();
+/// A server of four volumes of memory, `a` to `d`, and its addresses over NBD and NVMe/TCP.
+fn served() -> (Server, String, String) {
     let mut serve = Command::new(env!("CARGO_BIN_EXE_flagstone"));
-    serve.args(["serve", "--volume", "v=memory:16MiB", "--cores", "1"]);
+    serve.args(["serve", "--cores", "1", "--api", "none"]);
+    serve.args(["a", "b", "c", "d"].map(|name| format!("--volume={name}=memory:16MiB")));
     serve.args(["--listen", "nbd://127.0.0.1:0", "--listen", "nvme-tcp://127.0.0.1:0"]);
     let mut child = serve.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
     let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
-    let _server = Server(child);
+    let server = Server(child);
     let addresses: Vec<String> = lines
         .by_ref()
         .map_while(Result::ok)
@@ -374,17 +368,88 @@ fn the_real_fio_over_nbd_and_our_generator_over_nvme_tcp() {
         .take(2)
         .collect();
     let of = |scheme: &str| addresses.iter().find(|a| a.starts_with(scheme)).expect("it listens");
-    let (nbd, nvme) = (
-        format!("{}/v", of("nbd://")),
-        format!("{}/nqn.2026-01.io.flagstone:v", of("nvme-tcp://")),
-    );
+    let (nbd, nvme) = (of("nbd://").clone(), of("nvme-tcp://").clone());
+    (server, nbd, nvme)
+}
+
+fn has_nbd() -> bool {
+    let engine = Command::new("fio").arg("--enghelp=nbd").output();
+    let has = engine.is_ok_and(|o| o.status.success() && text(&o.stdout).contains("uri"));
+    if !has {
+        eprintln!("SKIPPED: there is no fio here, or it has no nbd engine");
+    }
+    has
+}
+
+/// Every kind of job of every suite, short: what a job needs of a target, such as its size, is there
+/// for served volumes too.
+#[test]
+fn every_suite_runs_over_nbd() {
+    if !has_nbd() {
+        return;
+    }
+    let bench = Bench::new();
+    let (_server, nbd, _) = served();
+    for suite in [
+        "quick",
+        "latency",
+        "sweep",
+        "mirror",
+        "fabric",
+        "provisioned-iops",
+        "gcp-pd",
+        "gcp-local-ssd",
+    ] {
+        // Fewer of what differs in a number alone.
+        let (jobs, _) = bench.ends(&format!("list --suite {suite}"), 0);
+        let jobs = jobs
+            .replace("\"16k\", \"64k\", \"256k\", ", "")
+            .replace("[1, 4, 16, 64]", "[1, 64]")
+            .replace("[1, 32, 128]", "[128]")
+            .replace("[1, 2, 3, 4]", "[1, 4]");
+        bench.say("suite.toml", &jobs);
+        let disks: Vec<String> = match suite {
+            "fabric" => ["a", "b", "c", "d"].map(|name| format!("{nbd}/{name}")).into(),
+            _ => vec![format!("{nbd}/a")],
+        };
+        let consent: String = disks.iter().map(|disk| format!(" --destroy-data {disk}")).collect();
+        let line = format!(
+            "run ./suite.toml t={} --ramp 0s --runtime 100ms --repetitions 1 --results {suite}{consent}",
+            disks.join(",")
+        );
+        let output = bench.command(&line).env_remove("FIO").output().expect("the program runs");
+        assert_eq!(output.status.code(), Some(0), "{suite}: {}", text(&output.stderr));
+        let results = bench.results(suite);
+        assert!(!results.is_empty());
+        for result in &results {
+            assert!(result["iops"].as_f64() > Some(0.0), "{suite}: {result}");
+            let server = &result["measurement"]["server"];
+            assert_eq!(server["program"], "flagstone", "{suite}: the server is on this machine");
+        }
+        let environment: serde_json::Value =
+            serde_json::from_str(&bench.read(&format!("{suite}/environment.json"))).expect("JSON");
+        assert_eq!(environment["disks"][&disks[0]]["size_bytes"], 16 << 20, "{suite}");
+        assert!(text(&output.stdout).contains("server, of one CPU"), "{suite}");
+        let warned = text(&output.stderr).contains("has no durable writes");
+        assert_eq!(warned, matches!(suite, "mirror" | "latency"), "{suite}");
+    }
+}
+
+#[test]
+fn the_real_fio_over_nbd_and_our_generator_over_nvme_tcp() {
+    if !has_nbd() {
+        return;
+    }
+    let bench = Bench::new();
+    let (_server, nbd, nvme) = served();
+    let (nbd, nvme) = (format!("{nbd}/a"), format!("{nvme}/nqn.2026-01.io.flagstone:a"));
     bench.say(
         "stack.toml",
-        "[server]\nlisten = [\"nbd://127.0.0.1:0\"]\n[volume.v]\ndevice = \"memory:16MiB\"\n",
+        "[server]\nlisten = [\"nbd://127.0.0.1:0\"]\n[volume.a]\ndevice = \"memory:16MiB\"\n",
     );
     let line = format!(
         "run quick nbd={nbd} nvme={nvme} --runtime 100ms --repetitions 1 --results r --stack stack.toml \
-         --destroy-data {nbd} --destroy-data {nvme}"
+         --destroy-data {nbd} --destroy-data {nvme} --initiator flagstone"
     );
     let output = bench.command(&line).env_remove("FIO").output().expect("the program runs");
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));

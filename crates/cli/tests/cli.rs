@@ -9,6 +9,7 @@ use std::process::{Command, Output, Stdio};
 use clap::{Args as _, CommandFactory as _};
 use flagstone_cli::args::{Cli, LoadArgs, ServeArgs};
 use flagstone_cli::exit::Exit;
+use flagstone_cli::mirror::args::Acting;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -113,10 +114,18 @@ fn completions_of_every_shell() {
 
 /// The options of a command as a table of Markdown.
 fn options(command: &clap::Command) -> String {
+    options_beyond(command, &[])
+}
+
+/// The same without some, which another table has.
+fn options_beyond(command: &clap::Command, without: &[&str]) -> String {
     let mut out = String::from("| option | default | meaning |\n| --- | --- | --- |\n");
     for argument in
         command.get_arguments().filter(|a| !["help", "version"].contains(&a.get_id().as_str()))
     {
+        if without.contains(&argument.get_id().as_str()) {
+            continue;
+        }
         let takes_value = argument.get_action().takes_values();
         let value = argument.get_value_names().map(|names| names[0].to_string());
         let value = value.unwrap_or_else(|| argument.get_id().as_str().to_uppercase());
@@ -163,7 +172,36 @@ fn the_documentation_is_what_the_program_takes() {
         let bench = cli.find_subcommand("bench").expect("it is a command");
         options(bench.find_subcommand(name).expect("it is a command"))
     };
+    let common: Vec<_> = Acting::augment_args(clap::Command::new("mirror"))
+        .get_arguments()
+        .map(|argument| argument.get_id().as_str().to_owned())
+        .collect();
+    let common: Vec<&str> = common.iter().map(String::as_str).collect();
+    let mirror = |name: &str| {
+        let mirror = cli.find_subcommand("mirror").expect("it is a command");
+        options_beyond(mirror.find_subcommand(name).expect("it is a command"), &common)
+    };
+    let asking = |name: &str| {
+        let mirror = cli.find_subcommand("mirror").expect("it is a command");
+        options(mirror.find_subcommand(name).expect("it is a command"))
+    };
+    // Those three take the same.
+    assert!(mirror("pause") == mirror("continue") && mirror("pause") == mirror("break"));
     for (marker, table) in [
+        (
+            "options of mirror actions".to_owned(),
+            options(&Acting::augment_args(clap::Command::new("mirror"))),
+        ),
+        ("options of mirror status".to_owned(), asking("status")),
+        ("options of mirror create".to_owned(), mirror("create")),
+        ("options of mirror pause".to_owned(), mirror("pause")),
+        ("options of mirror resync".to_owned(), mirror("resync")),
+        ("options of mirror switchover".to_owned(), mirror("switchover")),
+        ("options of mirror failover".to_owned(), mirror("failover")),
+        ("options of mirror verify".to_owned(), mirror("verify")),
+        ("options of mirror resolve".to_owned(), mirror("resolve")),
+        ("options of mirror demote".to_owned(), mirror("demote")),
+        ("options of mirror delete".to_owned(), mirror("delete")),
         ("options of bench run".to_owned(), bench("run")),
         ("options of bench diskspd".to_owned(), bench("diskspd")),
         ("options of bench compare".to_owned(), bench("compare")),

@@ -4,7 +4,7 @@
 //! /dev/nvme0n1   ./disk.img   disk.img        a disk or a file
 //! memory:1GiB                                 bytes in memory, gone with the process
 //! null:1TiB                                   reads zeroes, forgets writes
-//! nvme-tcp://HOST[:4420]/NQN[?QUERY]          a namespace of an NVMe/TCP subsystem
+//! nvme-tcp://HOST[:4420][,HOST…]/NQN[?QUERY]  a namespace of an NVMe/TCP subsystem, by its paths
 //!       QUERY: queues=4 & header-digest & data-digest & hostnqn=NQN & nsid=1
 //! nbd://HOST[:10809]/[EXPORT]                 an NBD export (the NBD URI specification)
 //! nbd+unix:///[EXPORT]?socket=PATH            the same over a Unix socket
@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::limits::{
-    MAX_DEVICE_BYTES, MAX_IO_QUEUES, MAX_NAMESPACE_ID, MAX_SOCKET_PATH_BYTES, MIN_DEVICE_BYTES,
+    MAX_DEVICE_BYTES, MAX_IO_QUEUES, MAX_NAMESPACE_ID, MAX_PATHS, MAX_SOCKET_PATH_BYTES,
+    MIN_DEVICE_BYTES,
 };
 use crate::names::{self, NameError};
 use crate::units::{SizeError, format_size, parse_size};
@@ -57,6 +58,8 @@ pub enum DeviceSpec {
 pub struct NvmeTcpSpec {
     /// The controller's address.
     pub address: HostPort,
+    /// Others, by which the same namespace is reached: paths.
+    pub other_addresses: Vec<HostPort>,
     /// The subsystem's NQN.
     pub subsystem_nqn: String,
     /// I/O queues to open, 1 to 128; `None` for one a core.
@@ -127,6 +130,9 @@ pub enum DeviceSpecError {
     /// Port 0, to which nothing can connect.
     #[error("port 0 cannot be connected to: write the port that the server listens on")]
     PortZero,
+    /// More paths than anybody has.
+    #[error("at most {MAX_PATHS} addresses lead to one namespace")]
+    TooManyPaths,
     /// No NQN behind the address.
     #[error(
         "the subsystem's NQN is missing: write nvme-tcp://HOST:4420/nqn.2026-01.io.flagstone:NAME"
@@ -271,7 +277,15 @@ fn parse_connect_address(text: &str, default_port: u16) -> Result<HostPort, Devi
 
 fn parse_nvme_tcp(rest: &str) -> Result<NvmeTcpSpec, DeviceSpecError> {
     let parts = split_uri(rest, "nvme-tcp://HOST:4420/NQN")?;
-    let address = parse_connect_address(parts.authority, NVME_TCP_PORT)?;
+    let mut addresses = parts.authority.split(',');
+    let first = addresses.next().unwrap_or_default();
+    let address = parse_connect_address(first, NVME_TCP_PORT)?;
+    let other_addresses: Vec<HostPort> = addresses
+        .map(|other| parse_connect_address(other, NVME_TCP_PORT))
+        .collect::<Result<_, _>>()?;
+    if other_addresses.len() >= MAX_PATHS {
+        return Err(DeviceSpecError::TooManyPaths);
+    }
     if parts.path.is_empty() {
         return Err(DeviceSpecError::NoNqn);
     }
@@ -279,6 +293,7 @@ fn parse_nvme_tcp(rest: &str) -> Result<NvmeTcpSpec, DeviceSpecError> {
     names::check_nqn(&subsystem_nqn)?;
     let mut spec = NvmeTcpSpec {
         address,
+        other_addresses,
         subsystem_nqn,
         queues: None,
         header_digest: false,
@@ -398,7 +413,11 @@ fn fmt_path(path: &Path, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 impl fmt::Display for NvmeTcpSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "nvme-tcp://{}/{}", self.address, Encoded(&self.subsystem_nqn))?;
+        write!(f, "nvme-tcp://{}", self.address)?;
+        for other in &self.other_addresses {
+            write!(f, ",{other}")?;
+        }
+        write!(f, "/{}", Encoded(&self.subsystem_nqn))?;
         let mut separator = "?";
         let mut option = |f: &mut fmt::Formatter<'_>, text: fmt::Arguments<'_>| {
             let result = write!(f, "{separator}{text}");
@@ -569,10 +588,13 @@ mod tests {
             proptest::option::of(nqn()),
             proptest::option::of(1..=MAX_NAMESPACE_ID),
         );
-        (host_port(), nqn(), options).prop_map(|(address, subsystem_nqn, options)| {
+        let addresses = (host_port(), proptest::collection::vec(host_port(), 0..3));
+        (addresses, nqn(), options).prop_map(|(addresses, subsystem_nqn, options)| {
+            let (address, other_addresses) = addresses;
             let (queues, (header_digest, data_digest), host_nqn, namespace_id) = options;
             DeviceSpec::NvmeTcp(NvmeTcpSpec {
                 address,
+                other_addresses,
                 subsystem_nqn,
                 queues,
                 header_digest,

@@ -8,6 +8,7 @@
 //! - [`names`]: NVMe qualified names, UUIDs, serial numbers and volume names, with their rules.
 //! - [`config`]: the configuration file, checked as a whole, with every mistake at its line.
 //! - [`stack`]: opens what a configuration names.
+//! - `mirrors`: the mirrored volumes.
 //! - [`counted`] and [`latency`]: what goes through a volume.
 //! - [`api`]: what the daemon tells and does when asked.
 //! - [`serve`]: the daemon.
@@ -26,6 +27,7 @@ mod exports;
 pub mod latency;
 pub mod limits;
 pub mod listen_spec;
+mod mirrors;
 pub mod names;
 mod performance;
 mod reload;

@@ -20,6 +20,12 @@ pub const MAX_SHOWN_VALUE_CHARS: usize = 60;
 /// (1,024 bytes an entry, so 4 MiB).
 pub const MAX_VOLUMES: usize = 4096;
 
+/// Most addresses that lead to one namespace.
+pub const MAX_PATHS: usize = 8;
+
+/// Most other nodes.
+pub const MAX_PEERS: usize = 15;
+
 /// Most shared limits of one server: one for each volume, and nobody needs more.
 pub const MAX_SHARED_LIMITS: usize = MAX_VOLUMES;
 
@@ -84,3 +90,6 @@ pub const MAX_DEVICE_BYTES: u64 = 1 << 62;
 
 /// Volumes that the API tells of before it lets hosts of its core go on: some 30 us each.
 pub const API_BATCH: usize = 8;
+
+/// Differences of a verify that the API lists, of those that are kept: 40 bytes each as JSON.
+pub const API_DIFFERENCES: usize = 256;

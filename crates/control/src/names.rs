@@ -37,6 +37,12 @@ pub enum NameError {
          the first a letter or a digit"
     )]
     VolumeName,
+    /// Not the name of a node.
+    #[error(
+        "the name of a node has 1 to {MAX_VOLUME_NAME_BYTES} letters, digits, `-`, `_` or `.`, \
+         the first a letter or a digit"
+    )]
+    Node,
     /// Not a serial number.
     #[error(
         "a serial number has 1 to {MAX_SERIAL_BYTES} printable ASCII characters, no space at either end"

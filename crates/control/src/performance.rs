@@ -32,7 +32,7 @@ impl Config {
                     lines.push(format!("EMULATES a disk, for labs and tests only: {emulated}"));
                     continue;
                 }
-                Layer::Delay(_) | Layer::Fault(_) => continue,
+                Layer::Delay(_) | Layer::Fault(_) | Layer::Mirror(_) => continue,
             };
             let remarks = limit.like.iter().flat_map(|like| &like.remarks);
             lines.extend(remarks.map(|remark| format!("  {remark}")));

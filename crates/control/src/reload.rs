@@ -119,8 +119,8 @@ mod tests {
 
     async fn open(config: &Config) -> Limits {
         let mut limits = Limits { shared: open_limits(&config.limits).unwrap(), own: Vec::new() };
-        for volume in &config.volumes {
-            limits.own.push(open_volume(volume, &limits.shared).await.unwrap().limiter);
+        for index in 0..config.volumes.len() {
+            limits.own.push(open_volume(config, index, &limits.shared).await.unwrap().limiter);
         }
         limits
     }

@@ -22,6 +22,7 @@ use crate::config::{Config, Diagnostics, Subsystem};
 use crate::connections::Connections;
 use crate::counted::{Counted, Counters};
 use crate::listen_spec::ListenSpec;
+use crate::mirrors::{self, Mirrored};
 use crate::reload::Limits;
 use crate::stack::{OpenError, open_limits, open_volume};
 
@@ -71,6 +72,8 @@ pub(crate) struct Server {
     pub(crate) volumes: Vec<SharedDevice>,
     /// What went through the volumes.
     pub(crate) counters: Vec<Arc<Counters>>,
+    /// The mirrors of those that are mirrored.
+    pub(crate) mirrors: Vec<Rc<Mirrored>>,
     pub(crate) limits: Limits,
     pub(crate) target: Arc<Target>,
     pub(crate) nvme: Arc<Connections>,
@@ -141,8 +144,10 @@ async fn open(config: Config) -> Result<Server, ServeError> {
     let mut volumes = Vec::with_capacity(config.volumes.len());
     let mut limits = Limits { shared: open_limits(&config.limits)?, own: Vec::new() };
     let mut counters = Vec::with_capacity(config.volumes.len());
-    for volume in &config.volumes {
-        let opened = open_volume(volume, &limits.shared).await?;
+    let mut mirrors = Vec::new();
+    for index in 0..config.volumes.len() {
+        let opened = open_volume(&config, index, &limits.shared).await?;
+        mirrors.extend(opened.mirrored);
         let (counted, counter) = Counted::new(opened.device);
         volumes.push(Arc::new(counted) as SharedDevice);
         counters.push(counter);
@@ -150,6 +155,9 @@ async fn open(config: Config) -> Result<Server, ServeError> {
     }
     let machine = machine_id();
     let target = nvme_target(&config, &volumes, &machine)?;
+    for mirror in &mirrors {
+        mirror.start(&target).await?;
+    }
     let nbd_drain = Drain::new();
     let nbd = crate::exports::nbd_server(&config, &volumes, nbd_drain.clone())?;
     let (nvme, cores) = (Arc::default(), cores());
@@ -158,6 +166,7 @@ async fn open(config: Config) -> Result<Server, ServeError> {
         config,
         volumes,
         counters,
+        mirrors,
         limits,
         target,
         nvme,
@@ -180,7 +189,10 @@ fn nvme_target(
     machine: &[u8],
 ) -> Result<Arc<Target>, ServeError> {
     let nvme = &config.server.nvme;
-    let default = TargetConfig::default();
+    let mut default = TargetConfig::default();
+    if let Some(share) = mirrors::share(config) {
+        (default.controller_ids, default.first_port_id) = mirrors::identifiers(share);
+    }
     let target = Target::new(TargetConfig {
         in_capsule_bytes: nvme.in_capsule_bytes,
         max_io_queues: nvme.max_queues,
@@ -216,7 +228,7 @@ fn add_subsystem(
     target
         .add_subsystem(SubsystemConfig {
             nqn,
-            serial: subsystem.serial_number(machine),
+            serial: config.serial_number(subsystem, machine),
             allow_hosts: hosts.iter().map(|host| named(host)).collect::<Result<_, _>>()?,
         })
         .map_err(unservable)?;
@@ -347,8 +359,12 @@ impl Server {
             let connections = self.nbd.connections();
             tracing::warn!(connections, "closed NBD connections that did not end in time");
         }
+        for mirror in &self.mirrors {
+            mirror.end().await;
+        }
         for (volume, device) in self.config.volumes.iter().zip(&self.volumes) {
-            if !volume.read_only {
+            // A mirror has flushed both its legs as it ended.
+            if !volume.read_only && volume.mirror().is_none() {
                 let flushed = device.flush().await;
                 flushed.map_err(|error| ServeError::Flush(volume.name.clone(), error))?;
             }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,12 +15,13 @@ use flagstone_limit::{Emulated, Limited, Limiter};
 use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice};
 use flagstone_nvme::pdu::Digests;
 use flagstone_nvme::{Nqn, Status};
-use flagstone_nvmf::host::{HostError, HostOptions, RemoteDevice};
+use flagstone_nvmf::host::{HostError, HostOptions, MultipathDevice, RemoteDevice};
 use flagstone_runtime::net::{self, Address};
 use flagstone_runtime::time;
 
-use crate::config::{self, Backing, Layer, SharedLimit, Volume};
+use crate::config::{self, Backing, Config, Layer, SharedLimit, Volume};
 use crate::device_spec::{DeviceSpec, Host, HostPort, NbdAddress, NbdSpec, NvmeTcpSpec};
+use crate::mirrors::Mirrored;
 
 /// Block size of devices that have none of their own, in bytes.
 const DEFAULT_BLOCK_BYTES: u32 = 4096;
@@ -27,6 +29,10 @@ const DEFAULT_BLOCK_BYTES: u32 = 4096;
 /// How long to wait for a file or disk that another program has locked, and between two attempts.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
+/// How long calls wait for one of several paths, and for an answer by each.
+const PATHS_PATIENCE: Duration = Duration::from_secs(60);
+const PATH_PATIENCE: Duration = Duration::from_secs(10);
 
 /// From when on the wait is worth a line.
 const LOCK_SILENCE: Duration = Duration::from_millis(300);
@@ -177,7 +183,8 @@ fn explain_nbd(error: &ConnectError) -> String {
     format!("{error}{hint}")
 }
 
-fn resolve(host: &HostPort) -> Result<Address, String> {
+/// The address of a host: what it is called is looked up now.
+pub(crate) fn resolve(host: &HostPort) -> Result<Address, String> {
     let name = match &host.host {
         Host::Ip(ip) => return Ok(Address::Tcp(SocketAddr::new(*ip, host.port))),
         Host::Name(name) => name,
@@ -199,7 +206,17 @@ async fn open_nvme(spec: &NvmeTcpSpec, options: &OpenOptions) -> Result<SharedDe
         ..default
     };
     let subsystem = nqn(&spec.subsystem_nqn)?;
-    let device = RemoteDevice::connect(resolve(&spec.address)?, &subsystem, host).await;
+    let first = resolve(&spec.address)?;
+    if spec.other_addresses.is_empty() {
+        let device = RemoteDevice::connect(first, &subsystem, host).await;
+        return Ok(device.map_err(|error| explain_nvme(&error))?);
+    }
+    let mut addresses = vec![first];
+    for other in &spec.other_addresses {
+        addresses.push(resolve(other)?);
+    }
+    let host = HostOptions { loss_timeout: PATHS_PATIENCE, command_timeout: PATH_PATIENCE, ..host };
+    let device = MultipathDevice::connect(addresses, &subsystem, host).await;
     Ok(device.map_err(|error| explain_nvme(&error))?)
 }
 
@@ -218,6 +235,8 @@ pub struct OpenVolume {
     pub device: SharedDevice,
     /// Its own limit, if it has one: its numbers may be changed.
     pub limiter: Option<Arc<Limiter>>,
+    /// Its mirror, if it is mirrored: it serves nobody before it is started.
+    pub(crate) mirrored: Option<Rc<Mirrored>>,
 }
 
 /// Makes the limits that volumes share.
@@ -235,15 +254,17 @@ pub fn open_limits(limits: &[SharedLimit]) -> Result<Vec<Arc<Limiter>>, OpenErro
     limits.iter().map(open).collect()
 }
 
-/// Opens a volume: its devices, then its layers over them, the last first. `shared` are the limits
-/// of the configuration, from [`open_limits`].
+/// Opens the volume at `index` of a configuration: its devices, then its layers over them, the last
+/// first. `shared` are the limits of the configuration, from [`open_limits`].
 ///
 /// # Errors
 /// As [`open_device`]; or that the devices do not go together.
 pub async fn open_volume(
-    volume: &Volume,
+    config: &Config,
+    index: usize,
     shared: &[Arc<Limiter>],
 ) -> Result<OpenVolume, OpenError> {
+    let volume = &config.volumes[index];
     let options = OpenOptions {
         read_only: volume.read_only,
         block_bytes: volume.block_size_bytes,
@@ -261,7 +282,7 @@ pub async fn open_volume(
             Arc::new(stripe.map_err(|error| about(volume, error.to_string()))?)
         }
     };
-    let mut limiter = None;
+    let (mut limiter, mut mirrored) = (None, None);
     for layer in volume.layers.iter().rev() {
         device = match layer {
             Layer::Limit(limit) => {
@@ -272,22 +293,17 @@ pub async fn open_volume(
                 Arc::new(Limited::new(device, own))
             }
             Layer::SharedLimit(index) => Arc::new(Limited::new(device, shared[*index].clone())),
-            Layer::Emulate(config) => {
+            Layer::Mirror(_) => {
+                let mirror = Rc::new(Mirrored::over(config, index, device)?);
+                let device = mirror.device();
+                mirrored = Some(mirror);
+                device
+            }
+            Layer::Emulate(_) => {
                 tracing::warn!("volume `{}` emulates a disk: for labs and tests only", volume.name);
-                Arc::new(
-                    Emulated::new(device, *config)
-                        .map_err(|error| about(volume, error.to_string()))?,
-                )
+                layered(device, layer).map_err(|problem| about(volume, problem))?
             }
-            Layer::Delay(delay) => Arc::new(
-                Delay::new(device, delay_config(delay))
-                    .map_err(|error| about(volume, error.to_string()))?,
-            ),
-            Layer::Fault(fault) => {
-                let (fault, _control) = Fault::new(device, fault_config(fault))
-                    .map_err(|error| about(volume, error.to_string()))?;
-                Arc::new(fault)
-            }
+            other => layered(device, other).map_err(|problem| about(volume, problem))?,
         };
     }
     let has = device.geometry().block_bytes;
@@ -296,8 +312,31 @@ pub async fn open_volume(
             volume,
             format!("its device has blocks of {has} B: block_size = {asked} cannot be had from it"),
         )),
-        _ => Ok(OpenVolume { device, limiter }),
+        _ => Ok(OpenVolume { device, limiter, mirrored }),
     }
+}
+
+/// A layer over a device, if it is one that needs to know nothing else; else the device.
+pub(crate) fn layered(device: SharedDevice, layer: &Layer) -> Result<SharedDevice, String> {
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    Ok(match layer {
+        Layer::Limit(limit) => {
+            let limiter = Limiter::new(limit.numbers).map_err(|error| text(&error))?;
+            Arc::new(Limited::new(device, limiter))
+        }
+        Layer::Emulate(config) => {
+            Arc::new(Emulated::new(device, *config).map_err(|error| text(&error))?)
+        }
+        Layer::Delay(delay) => {
+            Arc::new(Delay::new(device, delay_config(delay)).map_err(|error| text(&error))?)
+        }
+        Layer::Fault(fault) => {
+            let (fault, _control) =
+                Fault::new(device, fault_config(fault)).map_err(|error| text(&error))?;
+            Arc::new(fault)
+        }
+        Layer::SharedLimit(_) | Layer::Mirror(_) => device,
+    })
 }
 
 fn about(volume: &Volume, problem: String) -> OpenError {

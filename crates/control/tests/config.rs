@@ -108,6 +108,19 @@ fn examples_of_the_documentation_are_valid() {
     assert!(examples >= 2, "only {examples} examples");
 }
 
+/// A file with a mirror that has `key`, in the mode that it is for.
+fn mirror_with(key: &str, value: &str) -> String {
+    let mode = match key {
+        "mode" => "",
+        "queue" | "when_queue_full" => "mode = \"async\", ",
+        _ => "mode = \"sync\", ",
+    };
+    format!(
+        "[server]\nnode = \"a\"\nmemory = \"1024GiB\"\n[peer.b]\naddress = \"10.0.0.2\"\n\
+         [volume.NAME]\nmirror = {{ peer = \"b\", {mode}{key} = {value} }}\ndevice = \"/a\"\n"
+    )
+}
+
 /// A file that writes `key` of the section at `path`, and is otherwise the least there is.
 fn file_with(path: &str, key: &str, value: &str) -> String {
     let volume = "[volume.NAME]\ndevice = \"/dev/nvme0n1\"\n";
@@ -143,6 +156,10 @@ fn file_with(path: &str, key: &str, value: &str) -> String {
             }
             let burst = if key == "iops" { "" } else { "burst.iops = 2\n" };
             format!("{volume}[limit.NAME]\n{limit}{burst}burst.{key} = {value}\n")
+        }
+        "volume.NAME.mirror" => mirror_with(key, value),
+        "peer.NAME" => {
+            format!("{volume}[peer.NAME]\naddress = \"10.0.0.2\"\n{key} = {value}\n")
         }
         "subsystem.NAME" => {
             format!("{volume}[subsystem.NAME]\nnamespaces = [\"NAME\"]\n{key} = {value}\n")
@@ -208,6 +225,15 @@ fn ranges_and_defaults_are_what_the_schema_says() {
                 "volume.NAME.delay" => file_with(section.path, "read", "0"),
                 "volume.NAME.fault" | "volume.NAME.emulate" => file_with(section.path, "seed", "0"),
                 "limit.NAME" => file_with(section.path, "read_iops", "1"),
+                "volume.NAME.mirror" if key.name.contains("queue") => {
+                    mirror_with("mode", "\"async\"")
+                }
+                "volume.NAME.mirror" => mirror_with("mode", "\"sync\""),
+                "peer.NAME" => file_with(section.path, "address", "\"10.0.0.2\"").replacen(
+                    "address = \"10.0.0.2\"\n",
+                    "",
+                    1,
+                ),
                 "limit.NAME.burst" => file_with(section.path, "iops", "2"),
                 _ => file_with("server.nbd", "max_connections", "256"),
             };
@@ -335,8 +361,8 @@ fn every_volume_is_in_one_subsystem() {
         seen,
         [("nqn.2026-01.io.flagstone:both", &[2, 0][..]), ("nqn.2026-01.io.flagstone:b", &[1][..])]
     );
-    assert_eq!(config.subsystems[1].serial_number(b"machine"), "B1");
-    assert_eq!(config.subsystems[0].serial_number(b"machine").len(), 20);
+    assert_eq!(config.serial_number(&config.subsystems[1], b"machine"), "B1");
+    assert_eq!(config.serial_number(&config.subsystems[0], b"machine").len(), 20);
     assert_ne!(config.volume_uuid(0, b"machine"), config.volume_uuid(2, b"machine"));
     assert_ne!(config.volume_uuid(0, b"machine"), config.volume_uuid(0, b"another"));
 }

@@ -211,7 +211,7 @@ fn measured(config: &Config, workload: &Workload, depth: u64, about: f64) -> f64
     let span = Duration::from_secs_f64((ios(depth) / about).clamp(0.05, 600.0));
     let sim = Simulation::new(1, sim::Config::default());
     sim.block_on(async {
-        let device = open_volume(&config.volumes[0], &[]).await.unwrap().device;
+        let device = open_volume(config, 0, &[]).await.unwrap().device;
         let count = load(&device, workload, depth).await;
         // What a limit has saved up, 5 ms, is gone by then.
         time::sleep(span / 4).await;

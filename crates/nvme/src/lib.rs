@@ -14,7 +14,7 @@
 //!
 //! Read in this order: [`wire`] (how structures are declared), [`pdu`] (the byte stream),
 //! [`command`] and [`status`] (what a capsule carries), [`identify`], [`log`], [`feature`],
-//! [`property`] and [`event`] (what a controller says of itself).
+//! [`property`] and [`event`] (what a controller says of itself), [`replica`] (commands of our own).
 //!
 //! Specifications followed: NVM Express Base 2.0 and 2.1, NVM Command Set 1.0 and 1.1,
 //! NVMe/TCP Transport 1.0 and 1.1. Section numbers in the documentation are those of Base 2.1,
@@ -32,6 +32,7 @@ pub mod nqn;
 pub mod opcode;
 pub mod pdu;
 pub mod property;
+pub mod replica;
 pub mod sgl;
 pub mod status;
 pub mod wire;

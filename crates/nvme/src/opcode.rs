@@ -89,6 +89,14 @@ codes! {
     }
 }
 
+impl IoOpcode {
+    /// Whether it is in the vendor specific range, 80h to FFh.
+    #[must_use]
+    pub const fn is_vendor_specific(self) -> bool {
+        self.0 >= 0x80
+    }
+}
+
 impl AdminOpcode {
     /// Whether it is in the vendor specific range, C0h to FFh.
     #[must_use]

@@ -112,6 +112,18 @@ pub(crate) const HOST_DISCOVERY_ATTEMPTS: u32 = 8;
 /// shares.
 pub(crate) const HOST_ZERO_BYTES: u32 = 64 << 10;
 
+/// Data of one vendor specific admin command, either way, in bytes: what is had even at the ceiling
+/// of memory.
+pub const VENDOR_DATA_BYTES: usize = 4 << 10;
+
+/// Vendor specific admin commands in hand of one controller: 32 of 4 KiB each way are 256 KiB.
+/// Beyond it a host is asked to come again.
+pub(crate) const VENDOR_ADMIN_COMMANDS: u32 = 32;
+
+/// Commands of its admin queue that a host keeps free of vendor specific ones: keep alive, event
+/// request, and what looking at a changed namespace takes.
+pub(crate) const HOST_ADMIN_SPARE: u16 = 4;
+
 /// Subsystems of one target.
 pub(crate) const SUBSYSTEMS: usize = 4096;
 
@@ -167,3 +179,18 @@ pub(crate) const MDTS_MIN_BYTES: u32 = 2 * PAGE_BYTES;
 /// Largest data of one command that a target may be configured for, in bytes: the largest pooled
 /// buffer.
 pub(crate) const MDTS_MAX_BYTES: u32 = flagstone_runtime::limits::BUF_MAX_BYTES as u32;
+
+/// How often [`Target::drained`](crate::target::Target::drained) looks whether commands have ended: as
+/// long as a fast disk takes for a few.
+pub(crate) const DRAIN_PERIOD: Duration = Duration::from_micros(200);
+
+/// The largest port identifier that leaves one of 16 bits for each of [`LISTENERS`].
+pub(crate) const PORT_ID_FIRST_MAX: u16 = u16::MAX - (LISTENERS as u16 - 1);
+
+/// Pause after all paths to a namespace were tried in vain: at first, and at most.
+pub(crate) const HOST_PATH_PAUSE: Duration = Duration::from_millis(2);
+/// See [`HOST_PATH_PAUSE`].
+pub(crate) const HOST_PATH_PAUSE_MAX: Duration = Duration::from_millis(50);
+
+/// Pause between attempts at a path that has not been had yet.
+pub(crate) const HOST_PATH_RECONNECT: Duration = Duration::from_secs(1);

@@ -1,11 +1,13 @@
 //! A campaign: every job of a suite on every target, again and again, so that drift hits all alike.
 
 mod run;
+mod serve;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::attach::Choice;
 use crate::error::Error;
 use crate::job::Job;
 use crate::limits::{REPETITIONS, SUITE_JOBS, TARGETS};
@@ -40,6 +42,9 @@ pub struct Plan {
     pub precondition: bool,
     /// Size of files that have to be made, in bytes.
     pub file_bytes: u64,
+    /// Who drives `nvme-tcp://` targets.
+    #[serde(default)]
+    pub initiator: Choice,
     /// What the user told of disks that cannot be looked into, by how they are written.
     #[serde(default)]
     pub origins: BTreeMap<String, Origin>,
@@ -73,6 +78,7 @@ impl Plan {
             steady_state: suite.steady_state,
             precondition: suite.precondition,
             file_bytes,
+            initiator: Choice::default(),
             origins: BTreeMap::new(),
             destroy: Vec::new(),
         }
@@ -156,7 +162,7 @@ impl Plan {
         job
     }
 
-    /// Whether any target needs fio.
+    /// Whether any target needs fio, whoever drives `nvme-tcp://`.
     pub fn needs_fio(&self) -> bool {
         let ours = |target: &Target| matches!(target.disks[0], Place::NvmeTcp(_));
         !self.targets.iter().all(ours)

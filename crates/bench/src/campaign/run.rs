@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::attach::Initiator;
+use crate::campaign::serve::{Driven, OWN_TOOL};
 use crate::campaign::{Plan, ROUNDS_MAX, Step};
 use crate::environment;
 use crate::error::Error;
@@ -13,6 +15,7 @@ use crate::nature::Nature;
 use crate::os::{self, Interrupt};
 use crate::precondition;
 use crate::results::{Record, Store};
+use crate::server::Meter;
 use crate::stats::{Steady, steady};
 use crate::target::{Place, Target};
 
@@ -48,8 +51,10 @@ pub struct Campaign<'a> {
     pub store: &'a Store,
     /// For paths and `nbd://`.
     pub fio: Option<&'a Fio>,
-    /// For `nvme-tcp://`.
+    /// For `nvme-tcp://` that the kernel does not drive, and to ask served volumes for their size.
     pub generator: &'a Generator,
+    /// The kernel's, for `nvme-tcp://`.
+    pub initiator: &'a Initiator,
     /// The user's.
     pub interrupt: &'a Interrupt,
 }
@@ -78,29 +83,34 @@ impl Campaign<'_> {
         for target in &self.plan.targets {
             verdicts.push(guard::check(target, self.plan.writes(), &self.plan.destroy)?);
         }
+        let records = self.store.records()?;
+        let mut done: Done =
+            records.iter().map(|r| (r.job.clone(), r.target.clone(), r.repetition)).collect();
+        let mut rounds = Rounds::default();
+        records.iter().for_each(|record| rounds.add(record));
+        let mut driven = Vec::new();
+        for target in &self.plan.targets {
+            driven.push(self.drive(target, &records, watcher)?);
+        }
         // What makes no job possible is found before anything is written.
         for step in self.plan.steps() {
-            let (job, target) = (self.plan.fitted(step, None), &self.plan.targets[step.target]);
+            let (job, target) = (self.plan.fitted(step, None), &driven[step.target].target);
             match (&target.disks[0], self.fio) {
                 (Place::NvmeTcp(uri), _) => drop(crate::generator::arguments(&job, uri)?),
                 (_, Some(fio)) => drop(fio.options(&job, target)?),
                 (_, None) => return Err(Error::FioMissing),
             }
         }
-        let records = self.store.records()?;
-        let mut done: Done =
-            records.iter().map(|r| (r.job.clone(), r.target.clone(), r.repetition)).collect();
-        let mut rounds = Rounds::default();
-        records.iter().for_each(|record| rounds.add(record));
-        for (target, verdicts) in self.plan.targets.iter().zip(&verdicts) {
-            self.prepare(target, verdicts, watcher)?;
+        for (driven, verdicts) in driven.iter().zip(&verdicts) {
+            self.prepare(&driven.target, verdicts, watcher)?;
         }
-        let environment = environment::record(&self.plan.targets, self.fio);
+        let mut environment = environment::record(&self.plan.targets, self.fio);
+        driven.iter().for_each(|driven| driven.describe(&mut environment));
         self.store.environment(&environment)?;
         let of = |target| Nature::of_target(target, &environment, &self.plan.origins);
         let natures: Vec<Nature> = self.plan.targets.iter().map(of).collect();
         for job in 0..self.plan.jobs.len() {
-            self.run_job(job, &natures, (&mut done, &mut rounds), watcher)?;
+            self.run_job(job, (&driven, &natures), (&mut done, &mut rounds), watcher)?;
         }
         Ok(())
     }
@@ -108,7 +118,7 @@ impl Campaign<'_> {
     fn run_job(
         &self,
         job: usize,
-        natures: &[Nature],
+        (driven, natures): (&[Driven], &[Nature]),
         (done, rounds): (&mut Done, &mut Rounds),
         watcher: &mut dyn Watcher,
     ) -> Result<(), Error> {
@@ -123,7 +133,7 @@ impl Campaign<'_> {
                 self.interrupt.check()?;
                 let what = format!("{} on {}, {} of {least}", key.0, key.1, repetition + 1);
                 watcher.begin(&what, self.remaining_s(step, done));
-                let mut record = self.measure(step, watcher)?;
+                let mut record = self.measure(step, &driven[step.target], watcher)?;
                 record.nature = natures[step.target];
                 self.store.append(&record)?;
                 watcher.done(&record);
@@ -172,18 +182,26 @@ impl Campaign<'_> {
         planned + if is_added { self.plan.step_seconds(from) } else { 0.0 }
     }
 
-    fn measure(&self, step: Step, watcher: &mut dyn Watcher) -> Result<Record, Error> {
-        let target = &self.plan.targets[step.target];
-        let size = target.disks[0].path().and_then(|path| os::size_of(path).ok());
-        let job = self.plan.fitted(step, size);
+    fn measure(
+        &self,
+        step: Step,
+        driven: &Driven,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Record, Error> {
+        let target = &driven.target;
+        let job = self.plan.fitted(step, driven.size_bytes());
         let started_unix_s = os::unix_seconds();
-        let mut tick = || watcher.tick();
-        let (measurement, raw, command, tool) = match (&target.disks[0], self.fio) {
+        let mut meter = Meter::new(&driven.servers, job.ramp_ms);
+        let mut tick = || {
+            meter.tick();
+            watcher.tick();
+        };
+        let (mut measurement, raw, command, tool) = match (&target.disks[0], self.fio) {
             (Place::NvmeTcp(uri), _) => {
                 let (results, command) =
                     self.generator.measure(&job, uri, self.interrupt, &mut tick)?;
                 let raw = serde_json::to_string(&results).expect("results are always JSON");
-                (Measurement::of_load(&results), raw, command, "flagstone load".to_owned())
+                (Measurement::of_load(&results), raw, command, OWN_TOOL.to_owned())
             }
             (_, Some(fio)) => {
                 let run = fio.measure(&job, target, self.interrupt, &mut tick)?;
@@ -192,6 +210,9 @@ impl Campaign<'_> {
             }
             (_, None) => return Err(Error::FioMissing),
         };
+        let metered = meter.end();
+        measurement.cpu = measurement.cpu.or(metered.host);
+        measurement.server = metered.server;
         let raw = self.store.raw(&job.name, step.target, step.repetition, &raw)?;
         Ok(Record {
             repetition: step.repetition,
@@ -199,7 +220,7 @@ impl Campaign<'_> {
             tool,
             command,
             raw: Some(raw),
-            ..Record::new(&self.plan.suite, &job, target, measurement)
+            ..Record::new(&self.plan.suite, &job, &self.plan.targets[step.target], measurement)
         })
     }
 

@@ -99,6 +99,22 @@ pub struct Side {
 }
 
 impl Side {
+    /// Requests that ended while it was measured. fio's own count leaves out those that were in
+    /// flight when the warm-up ended, though their bytes and latencies are counted: 1 % of 25,600
+    /// requests at a depth of 256.
+    pub fn completed(&self) -> u64 {
+        self.latency().count.max(self.total_ios)
+    }
+
+    /// Of them, how many a second.
+    pub fn completed_per_s(&self) -> f64 {
+        let seconds = self.runtime as f64 / 1e3;
+        match self.completed() {
+            ios if ios > self.total_ios && seconds > 0.0 => ios as f64 / seconds,
+            _ => self.iops,
+        }
+    }
+
     /// The latency with percentiles: the whole, or else its part that the kernel had.
     pub fn latency(&self) -> &Latency {
         if self.lat.bins.count() == 0 && (self.clat.bins.count() > 0 || self.lat.count == 0) {

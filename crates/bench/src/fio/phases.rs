@@ -67,20 +67,21 @@ pub struct Rate {
 
 impl Rate {
     fn of(side: &Side) -> Rate {
-        if side.total_ios == 0 {
+        let ios = side.completed();
+        if ios == 0 {
             return Rate::default();
         }
-        let seconds = side.runtime as f64 / 1e3;
-        let iops = match side.iops > 0.0 || seconds == 0.0 {
-            true => side.iops,
-            false => side.total_ios as f64 / seconds,
+        let (seconds, told) = (side.runtime as f64 / 1e3, side.completed_per_s());
+        let iops = match told > 0.0 || seconds == 0.0 {
+            true => told,
+            false => ios as f64 / seconds,
         };
         let mean = if side.lat.mean > 0.0 { side.lat.mean } else { side.clat.mean };
         Rate {
             iops,
             // fio rounds its rate of bytes; those of each request are exact.
-            bytes_per_s: iops * (side.io_bytes as f64 / side.total_ios as f64),
-            ios: side.total_ios,
+            bytes_per_s: iops * (side.io_bytes as f64 / ios as f64),
+            ios,
             latency_us: (mean > 0.0).then_some(mean / 1e3),
         }
     }

@@ -41,6 +41,8 @@ pub struct FioRun {
     pub series: Vec<Series>,
     /// Of each CPU of this machine while it was measured.
     pub cpus: Vec<CpuUse>,
+    /// How many threads there were.
+    pub threads: u32,
     /// As one would type it.
     pub command: String,
 }
@@ -168,7 +170,8 @@ impl Fio {
             return Err(Error::FioOutput { detail, command, said });
         }
         let series = self.series(job, &output, logs.path(), interval_ms);
-        Ok(FioRun { output, raw: ended.output, series, cpus, command })
+        let threads = job.threads.saturating_mul(options.sections.len() as u32);
+        Ok(FioRun { output, raw: ended.output, series, cpus, threads, command })
     }
 
     fn series(&self, job: &Job, output: &Output, logs: &Path, interval_ms: u64) -> Vec<Series> {

@@ -405,7 +405,10 @@ fn disk_row(name: &str, disk: &Disk) -> Vec<String> {
         disk.queue.iter().map(|(key, value)| format!("{key} = {value}")).collect();
     vec![
         name.to_owned(),
-        disk.kind.clone(),
+        disk.initiator.as_ref().map_or_else(
+            || disk.kind.clone(),
+            |initiator| format!("{}, driven by {initiator}", disk.kind),
+        ),
         size,
         known(&disk.device),
         known(&disk.model),

@@ -1,8 +1,10 @@
 //! What to type to do it all again.
 
 use super::Run;
+use crate::attach::Choice;
 use crate::campaign::Plan;
 use crate::fio::arguments::shell;
+use crate::job::Job;
 use crate::suite;
 
 /// The `flagstone bench run` that makes a plan, and what has to be known of it.
@@ -19,15 +21,33 @@ pub(super) fn run_command(plan: &Plan) -> (String, Option<&'static str>) {
     match own {
         Some(own) if own.jobs == plan.jobs => {}
         Some(mut own) => {
-            let runtime_ms = plan.jobs.first().map_or(0, |job| job.runtime_ms);
-            own.jobs.iter_mut().for_each(|job| job.runtime_ms = runtime_ms);
-            if own.jobs == plan.jobs {
-                words.push(format!("--runtime={runtime_ms}ms"));
+            let first = plan.jobs.first().cloned().unwrap_or_default();
+            let set = |own: &[Job], of: fn(&mut Job) -> &mut u64| {
+                let mut own = own.to_vec();
+                own.iter_mut().for_each(|job| *of(job) = *of(&mut first.clone()));
+                own
+            };
+            let ramped = set(&own.jobs, |job| &mut job.ramp_ms);
+            let timed = set(&own.jobs, |job| &mut job.runtime_ms);
+            own.jobs = set(&timed, |job| &mut job.ramp_ms);
+            let runtime = format!("--runtime={}ms", first.runtime_ms);
+            let ramp = format!("--ramp={}ms", first.ramp_ms);
+            if timed == plan.jobs {
+                words.push(runtime);
+            } else if ramped == plan.jobs {
+                words.push(ramp);
+            } else if own.jobs == plan.jobs {
+                words.extend([runtime, ramp]);
             } else {
                 note = Some("the built-in suite has changed since: the jobs are in the data below");
             }
         }
         None => note = Some("the suite is the user's own file: name it in place of its name"),
+    }
+    match plan.initiator {
+        Choice::Auto => {}
+        Choice::Kernel => words.push("--initiator=kernel".to_owned()),
+        Choice::Flagstone => words.push("--initiator=flagstone".to_owned()),
     }
     if plan.steady_state {
         words.push("--steady-state".to_owned());
@@ -76,6 +96,11 @@ mod tests {
             note.is_none() && command.contains("--runtime=700ms --steady-state --no-precondition"),
             "{command}"
         );
+        plan.jobs.iter_mut().for_each(|job| job.ramp_ms = 0);
+        plan.initiator = Choice::Flagstone;
+        let (command, note) = run_command(&plan);
+        let expected = "--runtime=700ms --ramp=0ms --initiator=flagstone";
+        assert!(note.is_none() && command.contains(expected), "{command}");
         plan.jobs.truncate(1);
         assert!(run_command(&plan).1.is_some());
         plan.suite = "mine".to_owned();

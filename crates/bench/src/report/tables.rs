@@ -37,6 +37,9 @@ pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Named> {
             add(id.to_owned(), comparison.figure(figure));
         }
     }
+    if let Some(table) = comparison.cpu() {
+        add("cpu".to_owned(), table);
+    }
     if let Some(table) = rounds(runs) {
         add("rounds".to_owned(), table);
     }

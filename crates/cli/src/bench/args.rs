@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use flagstone_bench::attach::Choice;
 use flagstone_bench::table::Form;
 use flagstone_bench::target::Target;
 use flagstone_bench::units::{parse_size, parse_time_ms};
@@ -46,6 +47,9 @@ pub struct RunArgs {
     /// Time that each measurement takes; the suite's own if not given
     #[arg(long, value_name = "TIME", value_parser = measured_time)]
     pub runtime: Option<u64>,
+    /// Warm-up before each measurement; the suite's own if not given
+    #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
+    pub ramp: Option<u64>,
     /// Size of a file that has to be made
     #[arg(long, value_name = "SIZE", default_value = "1g", value_parser = file_size)]
     pub size: u64,
@@ -71,9 +75,33 @@ pub struct RunArgs {
     /// A target that is not a real disk but acts as one: its results say so (repeatable)
     #[arg(long, value_name = "TARGET")]
     pub emulated: Vec<String>,
+    /// Who drives nvme-tcp:// targets
+    #[arg(long, value_enum, value_name = "WHO", default_value = "auto")]
+    pub initiator: Driver,
     /// Print fio's job files, and do nothing
     #[arg(long)]
     pub dry_run: bool,
+}
+
+/// Who drives `nvme-tcp://` targets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Driver {
+    /// The kernel and fio where that can be, else our own generator; which and why is said
+    Auto,
+    /// The kernel and fio: root, nvme-cli and the module nvme-tcp are needed
+    Kernel,
+    /// Our own generator, flagstone load
+    Flagstone,
+}
+
+impl From<Driver> for Choice {
+    fn from(driver: Driver) -> Choice {
+        match driver {
+            Driver::Auto => Choice::Auto,
+            Driver::Kernel => Choice::Kernel,
+            Driver::Flagstone => Choice::Flagstone,
+        }
+    }
 }
 
 /// Arguments of `flagstone bench diskspd`.

@@ -55,6 +55,7 @@ fn tables(comparison: &Comparison, form: Form) -> String {
         all.extend((1..comparison.names().len()).filter_map(|other| comparison.overhead(other)));
         all.extend((1..comparison.names().len()).flat_map(|other| by_disks(comparison, other)));
     }
+    all.extend(comparison.cpu());
     let texts: Vec<_> = all.iter().map(|table| table.write(form)).collect();
     texts.join("\n")
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use flagstone_bench::Error;
+use flagstone_bench::attach::{Choice, Initiator, connect_command};
 use flagstone_bench::campaign::{Campaign, Plan, Watcher as _};
 use flagstone_bench::compare::Comparison;
 use flagstone_bench::fio::Fio;
@@ -13,7 +14,7 @@ use flagstone_bench::results::{Store, settled};
 use flagstone_bench::stats::REPETITIONS_LEAST;
 use flagstone_bench::suite;
 use flagstone_bench::table::Form;
-use flagstone_bench::target::Place;
+use flagstone_bench::target::{Place, Target};
 use flagstone_bench::units::format_utc;
 
 use super::args::{ResumeArgs, RunArgs};
@@ -23,6 +24,9 @@ use super::{exit_of, tables};
 use crate::exit::Exit;
 use crate::output::{complain, print};
 
+/// Stands for the device that the kernel will make.
+const KERNEL_DEVICE: &str = "/dev/nvmeXnY";
+
 pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     let mut suite = suite::find(&args.suite)?;
     if let Some(repetitions) = args.repetitions {
@@ -31,10 +35,14 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     if let Some(runtime_ms) = args.runtime {
         suite.jobs.iter_mut().for_each(|job| job.runtime_ms = runtime_ms);
     }
+    if let Some(ramp_ms) = args.ramp {
+        suite.jobs.iter_mut().for_each(|job| job.ramp_ms = ramp_ms);
+    }
     let mut plan = Plan::new(&suite, args.targets.clone(), args.size);
     plan.steady_state |= args.steady_state;
     plan.precondition &= !args.no_precondition;
     plan.destroy.clone_from(&args.destroy_data);
+    plan.initiator = args.initiator.into();
     plan.origins = origin::told(&plan, args)?;
     plan.check()?;
     let known: Vec<_> =
@@ -43,7 +51,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
         return Err(Error::usage(format!("--destroy-data={other}: no target has this disk")));
     }
     let interrupt = Interrupt::catch()?;
-    let fio = if plan.needs_fio() { Some(Fio::find(&interrupt)?) } else { None };
+    let fio = fio_for(&plan, &interrupt)?;
     if args.dry_run {
         return dry_run(&plan, fio.as_ref());
     }
@@ -66,8 +74,20 @@ pub(super) fn resume(args: &ResumeArgs) -> Result<Exit, Error> {
     let (store, mut plan) = Store::open(&args.run)?;
     plan.destroy.clone_from(&args.destroy_data);
     let interrupt = Interrupt::catch()?;
-    let fio = if plan.needs_fio() { Some(Fio::find(&interrupt)?) } else { None };
+    let fio = fio_for(&plan, &interrupt)?;
     measure(&plan, &store, fio.as_ref(), &interrupt, args.format.into())
+}
+
+/// fio, if a target needs it, or if it is there for what the kernel may attach.
+fn fio_for(plan: &Plan, interrupt: &Interrupt) -> Result<Option<Fio>, Error> {
+    match plan.needs_fio() || plan.initiator == Choice::Kernel {
+        true => Fio::find(interrupt).map(Some),
+        false if plan.initiator == Choice::Flagstone => Ok(None),
+        false => match Fio::find(interrupt) {
+            Err(Error::FioMissing | Error::FioTooOld { .. }) => Ok(None),
+            found => found.map(Some),
+        },
+    }
 }
 
 fn measure(
@@ -87,7 +107,9 @@ fn measure(
             plan.repetitions
         ));
     }
-    let campaign = Campaign { plan, store, fio, generator: &generator, interrupt };
+    let initiator = Initiator::of_machine();
+    let campaign =
+        Campaign { plan, store, fio, generator: &generator, initiator: &initiator, interrupt };
     let ended = campaign.run(&mut watch);
     watch.clear();
     let records = settled(store.records()?, plan);
@@ -120,8 +142,19 @@ fn dry_run(plan: &Plan, fio: Option<&Fio>) -> Result<Exit, Error> {
         let (job, target) = (&plan.jobs[step.job], &plan.targets[step.target]);
         out += &format!("# {} on {}\n", job.name, target.name);
         match (&target.disks[0], fio) {
-            (Place::NvmeTcp(uri), _) => {
-                out += &format!("{}\n", shell("flagstone", &arguments(job, uri)?))
+            (Place::NvmeTcp(uri), fio) => {
+                if let (Some(fio), Some(connect)) = (fio, connect_command(uri))
+                    && plan.initiator != Choice::Flagstone
+                {
+                    let device: Target = KERNEL_DEVICE.parse().map_err(Error::Usage)?;
+                    out +=
+                        &format!("# through the kernel, whatever it calls the device: {connect}\n");
+                    out += &fio.options(job, &device)?.job_file();
+                }
+                if plan.initiator != Choice::Kernel {
+                    out += "# with our own generator\n";
+                    out += &format!("{}\n", shell("flagstone", &arguments(job, uri)?));
+                }
             }
             (_, Some(fio)) => out += &fio.options(job, target)?.job_file(),
             (_, None) => return Err(Error::FioMissing),

@@ -1,7 +1,7 @@
 //! `flagstone status`: what a running server says of itself, once or again and again.
 
-mod numbers;
-mod server;
+pub(crate) mod numbers;
+pub(crate) mod server;
 mod table;
 mod view;
 
@@ -42,7 +42,7 @@ pub struct StatusArgs {
 /// Shortest pause between two looks.
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 
-fn pause(text: &str) -> Result<Duration, String> {
+pub(crate) fn pause(text: &str) -> Result<Duration, String> {
     match parse_duration(text) {
         Ok(time) if time >= MIN_PAUSE => Ok(time),
         Ok(_) => Err("write a duration of 100ms or longer".to_owned()),
@@ -93,7 +93,7 @@ async fn look(args: &StatusArgs) -> Result<(), Problem> {
 }
 
 /// Puts the cursor at the top and clears the terminal.
-const CLEAR: &str = "\x1b[H\x1b[2J";
+pub(crate) const CLEAR: &str = "\x1b[H\x1b[2J";
 
 fn path(args: &StatusArgs) -> String {
     match &args.volume {

@@ -1,7 +1,7 @@
 //! Numbers for people, with their units.
 
 /// A whole number in groups of three.
-pub(super) fn grouped(number: u64) -> String {
+pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (place, digit) in digits.char_indices() {
@@ -14,7 +14,7 @@ pub(super) fn grouped(number: u64) -> String {
 }
 
 /// Bytes in the largest binary unit that leaves one digit before the point.
-pub(super) fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -25,13 +25,13 @@ pub(super) fn size(bytes: u64) -> String {
 }
 
 /// Bytes a second, as MB/s (10^6).
-pub(super) fn megabytes(bytes_per_second: f64) -> String {
+pub(crate) fn megabytes(bytes_per_second: f64) -> String {
     let value = bytes_per_second / 1e6;
     format!("{value:.*}", decimals(value))
 }
 
 /// Calls a second.
-pub(super) fn rate(per_second: f64) -> String {
+pub(crate) fn rate(per_second: f64) -> String {
     match per_second {
         rate if rate > 0.0 && rate < 10.0 => format!("{rate:.1}"),
         rate => grouped(rate.round() as u64),
@@ -40,7 +40,7 @@ pub(super) fn rate(per_second: f64) -> String {
 
 /// A latency in microseconds; none without calls. The first bucket, of calls that were answered at
 /// once, ends at 1.024 us.
-pub(super) fn micros(us: f64, calls: bool) -> String {
+pub(crate) fn micros(us: f64, calls: bool) -> String {
     match us {
         _ if !calls => "-".to_owned(),
         us if us <= 1.024 => "<1".to_owned(),
@@ -50,7 +50,7 @@ pub(super) fn micros(us: f64, calls: bool) -> String {
 }
 
 /// A span of time in its two largest units.
-pub(super) fn span(seconds: f64) -> String {
+pub(crate) fn span(seconds: f64) -> String {
     let seconds = seconds as u64;
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {

@@ -10,10 +10,10 @@ use serde::de::DeserializeOwned;
 
 /// What went wrong, for the user.
 #[derive(Debug)]
-pub(super) struct Problem(pub(super) String);
+pub(crate) struct Problem(pub(crate) String);
 
 /// A server that answers.
-pub(super) struct Server {
+pub(crate) struct Server {
     client: Client,
 }
 
@@ -27,7 +27,7 @@ struct ProblemDocument {
 
 impl Server {
     /// The server at `socket`, or at the first default place where one answers.
-    pub(super) async fn find(socket: Option<&PathBuf>) -> Result<Server, Problem> {
+    pub(crate) async fn find(socket: Option<&PathBuf>) -> Result<Server, Problem> {
         let sockets = socket.map_or_else(default_sockets, |socket| vec![socket.clone()]);
         let mut tried = String::new();
         for socket in &sockets {
@@ -45,7 +45,7 @@ impl Server {
     }
 
     /// Asks for a document, and gives it as it came.
-    pub(super) async fn get_text(&mut self, path: &str) -> Result<String, Problem> {
+    pub(crate) async fn get_text(&mut self, path: &str) -> Result<String, Problem> {
         let reply = self.client.ask(Method::Get, path, None).await;
         let reply = reply
             .map_err(|error| Problem(format!("the server does not answer any more: {error}")))?;
@@ -55,14 +55,29 @@ impl Server {
         String::from_utf8(reply.body).map_err(|_| Problem("the server's answer is no text".into()))
     }
 
+    /// Has it do something, and gives the answer's document as it came.
+    pub(crate) async fn post_text(&mut self, path: &str, body: &str) -> Result<String, Problem> {
+        let reply = self.client.ask(Method::Post, path, Some(body.as_bytes())).await;
+        let reply = reply.map_err(|error| {
+            Problem(format!(
+                "the server does not answer ({error}); what it began goes on: ask again what it \
+                 came to"
+            ))
+        })?;
+        if reply.status != 200 {
+            return Err(refused(reply.status, &reply.body));
+        }
+        String::from_utf8(reply.body).map_err(|_| Problem("the server's answer is no text".into()))
+    }
+
     /// Asks for a document.
-    pub(super) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Problem> {
+    pub(crate) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Problem> {
         read(self.get_text(path).await?.as_bytes())
     }
 }
 
 /// Reads a document.
-pub(super) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     let read = serde_json::from_slice(body);
     read.map_err(|error| Problem(format!("the server's answer is not understood: {error}")))
 }

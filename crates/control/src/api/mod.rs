@@ -2,17 +2,16 @@
 //! and the metrics. `docs/api.md` describes it; a test compares the two.
 //!
 //! What it tells is made by *parts*, and so is what it does. A [`Part`] adds routes, a member of
-//! every volume's document, and metrics; the volumes themselves, their limits and the reload are
-//! three of them. A new feature adds one more in [`parts`], and nothing else here changes:
+//! every volume's document, and metrics; the volumes themselves, their limits, their mirrors and the
+//! reload are such. A new feature adds one more in [`parts`], and nothing else here changes:
 //!
 //! ```ignore
 //! impl Part for Mirrors {
 //!     fn routes(self: Rc<Self>, router: &mut Router) {
-//!         let act = move |call: Call| {
-//!             let mirrors = self.clone();
-//!             async move { mirrors.act(call.text("name"), call.text("action")).await }
-//!         };
-//!         router.post("/v1/volumes/{name}/mirror/{action}", "Acts on a mirror.", act);
+//!         let about = "Acts on the mirror of a volume, or says what that would come to.";
+//!         router.post("/v1/volumes/{name}/mirror/{action}", about, move |call| {
+//!             self.clone().act(call)
+//!         });
 //!     }
 //!     fn volume(&self, index: usize) -> Option<(&'static str, Value)> { … }   // "mirror": { … }
 //!     fn metrics(&self, out: &mut Exposition) { … }                // flagstone_mirror_…
@@ -26,6 +25,13 @@ pub mod document;
 mod limits;
 mod listen;
 mod metrics;
+mod mirror;
+pub mod mirror_document;
+mod mirror_foresee;
+mod mirror_metrics;
+mod mirror_order;
+mod mirror_verify;
+mod mirror_view;
 mod reload;
 mod volumes;
 
@@ -69,6 +75,7 @@ fn parts(server: &Rc<Server>, reread: Reread) -> Vec<Rc<dyn Part>> {
         Rc::new(metrics::Process::new(server.clone())),
         Rc::new(volumes::VolumeMetrics::new(server.clone())),
         Rc::new(limits::Limits::new(server.clone())),
+        Rc::new(mirror::Mirrors::new(server.clone())),
         Rc::new(reload::Reload::new(server.clone(), reread)),
     ]
 }

@@ -75,6 +75,7 @@ fn document(server: &Server, parts: &Parts, index: usize) -> VolumeDocument {
         Layer::Limit(_) => "limit",
         Layer::SharedLimit(_) => "shared_limit",
         Layer::Emulate(_) => "emulate",
+        Layer::Mirror(_) => "mirror",
     });
     let told = parts.iter().filter_map(|part| part.volume(index));
     VolumeDocument {

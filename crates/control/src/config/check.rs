@@ -8,8 +8,10 @@ use std::time::Duration;
 use flagstone_nbd::limits::MAX_REQUEST_BYTES;
 
 use super::diagnostic::{Located, Place, Report};
+use super::mirror::RawMirror;
 use super::model::{
-    Backing, Config, Driver, Layer, Nbd, Nvme, Provisioned, Server, SharedLimit, Subsystem, Volume,
+    Backing, Config, Driver, Layer, Nbd, Nvme, Peer, Provisioned, Server, SharedLimit, Subsystem,
+    Volume,
 };
 use super::reader::suggestion;
 use crate::api_spec::ApiSpec;
@@ -28,12 +30,14 @@ pub(crate) struct RawConfig {
     /// The limits that volumes share, by their names, which the parser keeps apart.
     pub(crate) limits: Vec<(Located<String>, Provisioned)>,
     pub(crate) subsystems: Vec<RawSubsystem>,
+    pub(crate) peers: Vec<(Located<String>, Option<Peer>)>,
 }
 
 pub(crate) struct RawServer {
     pub(crate) listen: Option<Vec<Located<ListenSpec>>>,
     pub(crate) cores: Option<u32>,
     pub(crate) memory: Located<u64>,
+    pub(crate) node: Option<Located<String>>,
     pub(crate) driver: Driver,
     pub(crate) spin: Duration,
     pub(crate) in_capsule: Located<u64>,
@@ -61,6 +65,8 @@ pub(crate) enum RawLayer {
     Own(Box<Layer>),
     /// The name of a limit.
     SharedLimit(Located<String>),
+    /// A mirror, without its peers, and their names.
+    Mirror(Box<RawMirror>),
 }
 
 pub(crate) struct RawBacking {
@@ -93,6 +99,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
     check_volume_names(&raw, report);
     check_devices(&raw.volumes, report);
     let shared = resolve_limits(&raw, report);
+    let peers = super::mirror::check_mirrors(&raw, &listen, report);
     let subsystems = resolve_subsystems(&raw, report);
     if !report.is_empty() {
         return None;
@@ -102,7 +109,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
         volumes: raw
             .volumes
             .into_iter()
-            .map(|volume| finish_volume(volume, &shared))
+            .map(|volume| finish_volume(volume, &shared, &peers))
             .collect::<Option<_>>()?,
         limits: raw
             .limits
@@ -110,6 +117,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
             .map(|(name, limit)| SharedLimit { name: name.value, limit })
             .collect(),
         subsystems,
+        peers: raw.peers.into_iter().filter_map(|(_, peer)| peer).collect(),
     })
 }
 
@@ -415,6 +423,7 @@ fn finish_server(raw: RawServer, listen: Vec<Located<ListenSpec>>) -> Server {
         listen: listen.into_iter().map(|one| one.value).collect(),
         cores: raw.cores,
         memory_bytes: raw.memory.value,
+        node: raw.node.map(|node| node.value),
         driver: raw.driver,
         spin: raw.spin,
         api: raw.api.map(|api| api.value).unwrap_or_default(),
@@ -424,9 +433,14 @@ fn finish_server(raw: RawServer, listen: Vec<Located<ListenSpec>>) -> Server {
     }
 }
 
-fn finish_volume(raw: RawVolume, shared: &BTreeMap<String, usize>) -> Option<Volume> {
+fn finish_volume(
+    raw: RawVolume,
+    shared: &BTreeMap<String, usize>,
+    peers: &BTreeMap<String, usize>,
+) -> Option<Volume> {
     let layer = |layer| match layer {
         RawLayer::Own(layer) => Some(*layer),
+        RawLayer::Mirror(mirror) => mirror.finish(peers),
         RawLayer::SharedLimit(name) => shared.get(&name.value).copied().map(Layer::SharedLimit),
     };
     let backing = raw.backing?;

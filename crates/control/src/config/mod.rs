@@ -11,6 +11,7 @@ mod arguments;
 mod check;
 mod diagnostic;
 mod like;
+mod mirror;
 mod model;
 mod performance;
 mod read;
@@ -23,8 +24,8 @@ use std::path::Path;
 pub use arguments::Arguments;
 pub use diagnostic::{Diagnostic, Diagnostics, Location};
 pub use model::{
-    Backing, Config, Delay, Driver, Fault, FaultRate, Layer, Like, Nbd, Nvme, Provisioned, Server,
-    SharedLimit, Subsystem, Volume,
+    Backing, Config, Delay, Driver, Fault, FaultRate, Layer, Like, Mirror, Nbd, Nvme, Peer,
+    Provisioned, Server, SharedLimit, Subsystem, Volume,
 };
 
 use crate::limits::MAX_FILE_BYTES;

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use flagstone_cloud::Confidence;
 use flagstone_limit::{EmulationConfig, Limit};
+use flagstone_mirror::queue::WhenFull;
+use flagstone_mirror::{Ack, Mode, WhenPeerLost};
 
 use crate::api_spec::ApiSpec;
-use crate::device_spec::DeviceSpec;
+use crate::device_spec::{DeviceSpec, HostPort};
 use crate::listen_spec::ListenSpec;
 use crate::names::Uuid;
 
@@ -21,6 +23,8 @@ pub struct Config {
     pub volumes: Vec<Volume>,
     /// The limits that volumes share, in the order of the file.
     pub limits: Vec<SharedLimit>,
+    /// The nodes that mirrors are with, in the order of the file.
+    pub peers: Vec<Peer>,
     /// The NVMe subsystems: those of the file, then one for each volume that is in none of them.
     /// Every volume is a namespace of exactly one.
     pub subsystems: Vec<Subsystem>,
@@ -35,6 +39,8 @@ pub struct Server {
     pub cores: Option<u32>,
     /// Hard ceiling of pooled I/O buffers, in bytes.
     pub memory_bytes: u64,
+    /// The name by which its peers know this node; there when a volume is mirrored.
+    pub node: Option<String>,
     /// How I/O reaches the kernel.
     pub driver: Driver,
     /// Longest busy wait before an executor sleeps; zero turns it off.
@@ -128,6 +134,54 @@ pub enum Layer {
     SharedLimit(usize),
     /// Answers as late as a disk of some type.
     Emulate(EmulationConfig),
+    /// Keeps it identical on other nodes.
+    Mirror(Box<Mirror>),
+}
+
+/// `[peer.NAME]`: another node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Its name: what it calls itself.
+    pub name: String,
+    /// Where it serves NVMe/TCP.
+    pub address: HostPort,
+    /// Connections to it for each volume and core, 1 to 16.
+    pub connections: u16,
+    /// How long it may be silent before it counts as lost.
+    pub timeout: Duration,
+}
+
+/// `mirror = { … }`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mirror {
+    /// Indices into [`Config::peers`].
+    pub peers: Vec<usize>,
+    /// When a write is complete.
+    pub mode: Mode,
+    /// What "the peer has it" means.
+    pub ack: Ack,
+    /// What to do with writes when the peer is lost.
+    pub when_peer_lost: WhenPeerLost,
+    /// Where the write-intent log lies; at the end of the volume's own device when `None`.
+    pub bitmap: Option<DeviceSpec>,
+    /// Layers over that, the first on top: for labs and tests.
+    pub bitmap_layers: Vec<Layer>,
+    /// Asynchronous mode: bytes that wait for the peer, at most.
+    pub queue_bytes: u64,
+    /// Asynchronous mode: what to do with writes when it is full.
+    pub when_queue_full: WhenFull,
+    /// Most that a resync copies, in bytes a second.
+    pub resync_max_bytes_per_s: Option<u64>,
+    /// What it copies at least, however busy hosts are.
+    pub resync_min_bytes_per_s: u64,
+    /// A resync yields to hosts.
+    pub resync_adaptive: bool,
+    /// A resync compares checksums and copies only what differs.
+    pub resync_compare: bool,
+    /// What a bit of the bitmap stands for, in bytes; for a replica that is made.
+    pub granularity_bytes: u32,
+    /// What a crash may leave to be copied, in bytes; for a replica that is made.
+    pub crash_resync_bytes: u64,
 }
 
 /// `[limit.NAME]`: a limit that several volumes share.
@@ -251,9 +305,11 @@ pub struct Subsystem {
 impl Config {
     /// The UUID of the volume at `index`: the one given, or one made of `machine` (what tells
     /// this machine from others, such as the machine id), the subsystem's NQN and the volume's
-    /// name, the same at every start.
+    /// name, the same at every start. A mirrored volume's is the same on all its nodes, for hosts
+    /// see one volume by several paths.
     pub fn volume_uuid(&self, index: usize, machine: &[u8]) -> Uuid {
         let volume = &self.volumes[index];
+        let machine = if volume.mirror().is_some() { b"mirror" } else { machine };
         let subsystem = self.subsystems.iter().find(|one| one.namespaces.contains(&index));
         let nqn = subsystem.map_or("", |subsystem| &subsystem.nqn);
         let derived = || Uuid::derived(&[machine, nqn.as_bytes(), volume.name.as_bytes()]);
@@ -261,10 +317,24 @@ impl Config {
     }
 }
 
-impl Subsystem {
-    /// The serial number given, or one made of `machine` and the NQN, the same at every start.
-    pub fn serial_number(&self, machine: &[u8]) -> String {
-        let derived = || Uuid::derived(&[machine, self.nqn.as_bytes()]).serial();
-        self.serial.clone().unwrap_or_else(derived)
+impl Volume {
+    /// How it is mirrored, if it is.
+    pub fn mirror(&self) -> Option<&Mirror> {
+        self.layers.iter().find_map(|layer| match layer {
+            Layer::Mirror(mirror) => Some(mirror.as_ref()),
+            _ => None,
+        })
+    }
+}
+
+impl Config {
+    /// The serial number of a subsystem: the one given, or one made of `machine` and the NQN, the
+    /// same at every start; of a mirrored volume the same on all its nodes.
+    pub fn serial_number(&self, subsystem: &Subsystem, machine: &[u8]) -> String {
+        let mut volumes = subsystem.namespaces.iter().map(|index| &self.volumes[*index]);
+        let mirrored = volumes.any(|volume| volume.mirror().is_some());
+        let machine = if mirrored { b"mirror" } else { machine };
+        let derived = || Uuid::derived(&[machine, subsystem.nqn.as_bytes()]).serial();
+        subsystem.serial.clone().unwrap_or_else(derived)
     }
 }

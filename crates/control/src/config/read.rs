@@ -6,6 +6,7 @@ use toml_edit::Item;
 use super::check::{RawBacking, RawConfig, RawLayer, RawServer, RawSubsystem, RawVolume};
 use super::diagnostic::{Located, Place, Report};
 use super::like::Catalogues;
+use super::mirror;
 use super::model::{Delay, Driver, Fault, FaultRate, Layer, Nbd, Nvme};
 use super::performance;
 use super::reader::{Reader, bare, place_of, suggestion};
@@ -13,14 +14,14 @@ use super::schema::{self, Section};
 use crate::api_spec::{ApiSpec, parse_metrics};
 use crate::device_spec::DeviceSpec;
 use crate::limits::{
-    MAX_ALLOWED_HOSTS, MAX_LISTEN, MAX_NAMESPACES, MAX_NQN_PREFIX_BYTES, MAX_SHARED_LIMITS,
-    MAX_STRIPE_DEVICES, MAX_VOLUMES,
+    MAX_ALLOWED_HOSTS, MAX_LISTEN, MAX_NAMESPACES, MAX_NQN_PREFIX_BYTES, MAX_PEERS,
+    MAX_SHARED_LIMITS, MAX_STRIPE_DEVICES, MAX_VOLUMES,
 };
 use crate::listen_spec::ListenSpec;
 use crate::names::{self, NameError, Uuid};
 
 /// The tables that a file may have.
-const ROOT: [&str; 4] = ["server", "volume", "limit", "subsystem"];
+const ROOT: [&str; 5] = ["server", "volume", "limit", "subsystem", "peer"];
 
 /// Reads the whole file.
 pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
@@ -38,6 +39,7 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     let volumes = tables("volume", &schema::VOLUME, MAX_VOLUMES);
     let limits = tables("limit", &schema::LIMIT, MAX_SHARED_LIMITS);
     let subsystems = tables("subsystem", &schema::SUBSYSTEM, MAX_VOLUMES);
+    let peers = tables("peer", &schema::PEER, MAX_PEERS);
     let catalogues = Catalogues::default();
     RawConfig {
         server: read_server(&server),
@@ -57,6 +59,7 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
             .into_iter()
             .map(|(name, reader)| read_subsystem(name, &reader))
             .collect(),
+        peers: peers.into_iter().map(|(name, reader)| mirror::read_peer(name, &reader)).collect(),
     }
 }
 
@@ -120,6 +123,7 @@ fn read_server(reader: &Reader<'_>) -> RawServer {
         listen: listen.map(|list| list.entries),
         cores: reader.count("cores").map(|n| n.value as u32),
         memory: reader.size_or_default("memory"),
+        node: reader.parsed("node", mirror::node_name),
         driver: driver(&reader.choice("driver")),
         spin: reader.time_or_default("spin"),
         in_capsule,
@@ -213,7 +217,7 @@ fn read_layers(reader: &Reader<'_>, title: &str, catalogues: &Catalogues) -> Vec
     for (key, place) in reader.keys_in_order() {
         match key {
             "device" | "stripe" => bottom = bottom.or(Some((key, place))),
-            "delay" | "fault" | "limit" | "shared_limit" | "emulate" => {
+            "delay" | "fault" | "limit" | "shared_limit" | "emulate" | "mirror" => {
                 if let Some((device, device_place)) = &bottom {
                     let message =
                         format!("`{key}` comes after `{device}`, which is the last layer");
@@ -245,6 +249,9 @@ fn read_layer(
         return volume.parsed(key, parse).map(RawLayer::SharedLimit).into_iter().collect();
     }
     let Some(reader) = volume.table(key, title) else { return Vec::new() };
+    if key == "mirror" {
+        return mirror::read_mirror(&reader, title, catalogues).into_iter().collect();
+    }
     let layers = match key {
         "delay" => vec![Layer::Delay(read_delay(&reader))],
         "fault" => vec![Layer::Fault(read_fault(&reader))],

@@ -178,6 +178,14 @@ impl<'a> Reader<'a> {
         self.read(name, |item, kind| item.as_str().map(|text| rate_from_text(text, kind)))
     }
 
+    /// The same, or its default.
+    pub(crate) fn rate_or_default(&self, name: &str) -> u64 {
+        self.rate(name).map(|rate| rate.value).unwrap_or_else(|| {
+            let key = self.key(name);
+            rate_from_text(key.default, &key.kind).expect("defaults are checked by a test")
+        })
+    }
+
     /// A duration, if written and in range.
     pub(crate) fn time(&self, name: &str) -> Option<Located<Duration>> {
         self.read(name, |item, kind| match (item.as_integer(), item.as_str()) {

@@ -195,6 +195,12 @@ pub static SERVER: Section = Section {
             "Hard ceiling of the pooled I/O buffers of all connections together. At least twice the largest request of each protocol served: `mdts` of NVMe/TCP, 32MiB of NBD.",
         ),
         key(
+            "node",
+            Kind::Text("node name"),
+            "",
+            "The name by which its peers know this machine: that of the [`[peer.NAME]`](#peername) in their files. Required where a volume is mirrored.",
+        ),
+        key(
             "driver",
             Kind::Choice(&["auto", "io_uring", "threads"]),
             "auto",
@@ -333,6 +339,12 @@ pub static VOLUME: Section = Section {
             Kind::Table(&EMULATE),
             "",
             "A layer that answers as late as a disk of some type. For labs and tests.",
+        ),
+        key(
+            "mirror",
+            Kind::Table(&MIRROR),
+            "",
+            "A layer that keeps what is below it identical on other nodes. [guides/mirror.md](guides/mirror.md) says how to begin.",
         ),
         key(
             "device",
@@ -491,6 +503,122 @@ pub static EMULATE: Section = Section {
     ],
 };
 
+/// `mirror = { … }`
+pub static MIRROR: Section = Section {
+    path: "volume.NAME.mirror",
+    keys: &[
+        key(
+            "peer",
+            Kind::Text("peer name"),
+            "",
+            "The other node: the name of a [`[peer.NAME]`](#peername). Required.",
+        ),
+        key(
+            "mode",
+            Kind::Choice(&["sync", "async"]),
+            "sync",
+            "When a write is complete: `sync`, when both sides have it; `async`, when this side has it.",
+        ),
+        key(
+            "ack",
+            Kind::Choice(&["disk", "memory"]),
+            "disk",
+            "What it means in mode `sync` that the peer has it: `disk`, durably; `memory`, so that it survives the loss of either node, and durable after a flush.",
+        ),
+        key(
+            "bitmap",
+            Kind::Text("device"),
+            "",
+            "Where the write-intent log lies: a file, which is made, or any device. Default: at the end of the volume's own device.",
+        ),
+        key(
+            "bitmap_emulate",
+            Kind::Table(&EMULATE),
+            "",
+            "The device of `bitmap` answers as late as a disk of some type; its keys are those of `emulate`. For labs and tests.",
+        ),
+        key(
+            "when_peer_lost",
+            Kind::Choice(&["continue", "strict"]),
+            "continue",
+            "Mode `sync`, when the peer cannot be reached: `continue`, note durably that it is out of date, and go on; `strict`, hold writes until it is back, or until somebody pauses or breaks the mirror.",
+        ),
+        key(
+            "queue",
+            Kind::Size { min: 32 * MIB, max: 64 * GIB, rule: SizeRule::MultipleOf(MIB) },
+            "64MiB",
+            "Mode `async`: writes that wait for the peer, in bytes. They are pooled buffers: `memory` of the server has to be well above it.",
+        ),
+        key(
+            "when_queue_full",
+            Kind::Choice(&["slow-down", "track"]),
+            "slow-down",
+            "Mode `async`, when the queue is full: `slow-down`, hosts wait for the link; `track`, the peer is left behind, and brought up to date later.",
+        ),
+        key(
+            "resync_max",
+            Kind::Rate { min: MIB, max: *LIMIT_BYTES_PER_SECOND.end() },
+            "",
+            "Most that a resync copies. Default: as fast as it goes.",
+        ),
+        key(
+            "resync_min",
+            Kind::Rate { min: *LIMIT_BYTES_PER_SECOND.start(), max: *LIMIT_BYTES_PER_SECOND.end() },
+            "16MiB/s",
+            "What an adaptive resync copies at least, however busy hosts are, so that it ends.",
+        ),
+        key(
+            "resync_adaptive",
+            Kind::Flag,
+            "true",
+            "A resync yields to hosts: it leaves their calls at most about twice as slow.",
+        ),
+        key(
+            "resync_compare",
+            Kind::Flag,
+            "false",
+            "A resync compares checksums first and copies only what differs: for links slower than the disks.",
+        ),
+        key(
+            "granularity",
+            Kind::Size { min: 4 * KIB, max: 16 * MIB, rule: SizeRule::PowerOfTwo },
+            "64KiB",
+            "What a bit of the bitmap stands for. Taken when the source's replica is made, by `flagstone mirror create`.",
+        ),
+        key(
+            "crash_resync",
+            Kind::Size { min: GIB / 8, max: 256 * GIB, rule: SizeRule::MultipleOf(MIB) },
+            "4GiB",
+            "What has to be copied after a crash, at most: the regions that the log calls hot. More of it saves writes to the log. Taken when the replica is made.",
+        ),
+    ],
+};
+
+/// `[peer.NAME]`
+pub static PEER: Section = Section {
+    path: "peer.NAME",
+    keys: &[
+        key(
+            "address",
+            Kind::Text("host and port"),
+            "",
+            "Where it serves NVMe/TCP: `HOST`, `HOST:PORT`, `[IPv6]:PORT`; port 4420 if none is given. It may be an address for replication alone. Required.",
+        ),
+        key(
+            "connections",
+            Kind::Count { min: 1, max: 16 },
+            "1",
+            "Connections to it, for each mirrored volume and each core that serves it.",
+        ),
+        key(
+            "timeout",
+            time(500, MINUTE_MS),
+            "5s",
+            "How long it may be silent before it counts as lost. A stalled peer holds up writes of mode `sync` as long.",
+        ),
+    ],
+};
+
 /// `limit = { … }` of a volume, and `[limit.NAME]`
 pub static LIMIT: Section = Section {
     path: "limit.NAME",
@@ -603,8 +731,10 @@ pub static SUBSYSTEM: Section = Section {
 };
 
 /// Every table of the file, in the order of the documentation.
-pub static SECTIONS: [&Section; 11] =
-    [&SERVER, &NVME, &NBD, &VOLUME, &DELAY, &FAULT, &EMULATE, &STRIPE, &LIMIT, &BURST, &SUBSYSTEM];
+pub static SECTIONS: [&Section; 13] = [
+    &SERVER, &NVME, &NBD, &VOLUME, &DELAY, &FAULT, &EMULATE, &MIRROR, &STRIPE, &LIMIT, &BURST,
+    &SUBSYSTEM, &PEER,
+];
 
 impl Section {
     /// The key called `name`.

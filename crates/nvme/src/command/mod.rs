@@ -12,7 +12,7 @@ pub mod io;
 use crate::opcode::FabricsType;
 use crate::sgl::SglDescriptor;
 use crate::status::Status;
-use crate::wire::{U16, U32, U64, wire};
+use crate::wire::{U16, U32, U64, Wire, wire};
 
 wire! {
     /// Submission queue entry, the common format (Base 4.1.1).
@@ -99,6 +99,18 @@ impl Sqe {
             return Err(Status::INVALID_FIELD);
         }
         Ok(())
+    }
+
+    /// Command dwords 10 to 15, as bytes: what is the command's own.
+    #[must_use]
+    pub fn parameters(&self) -> &[u8; 24] {
+        self.bytes().last_chunk().expect("an entry has 64 bytes")
+    }
+
+    /// As [`Sqe::parameters`], to be changed in place.
+    #[must_use]
+    pub fn parameters_mut(&mut self) -> &mut [u8; 24] {
+        zerocopy::IntoBytes::as_mut_bytes(self).last_chunk_mut().expect("an entry has 64 bytes")
     }
 
     /// Type of a fabrics command; `None` of another command.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::IoError;
 use flagstone_nvme::status::sct;
-use flagstone_nvme::{Sqe, Status};
+use flagstone_nvme::{Cqe, Sqe, Status};
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::time::Instant;
 use flagstone_runtime::{spawn, time};
@@ -25,7 +25,8 @@ use super::queue::{Ended, Queue};
 use super::shape::Shape;
 use super::supervisor::Supervisor;
 use crate::limits::{
-    HOST_DISCONNECT_TIMEOUT, HOST_POLL_PAUSE, HOST_RETRY_PAUSE, HOST_RETRY_PAUSE_MAX,
+    HOST_ADMIN_ENTRIES, HOST_ADMIN_SPARE, HOST_DISCONNECT_TIMEOUT, HOST_POLL_PAUSE,
+    HOST_RETRY_PAUSE, HOST_RETRY_PAUSE_MAX,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +150,56 @@ impl Association {
                 Outcome::Lost => trouble.check(self.place.options.loss_timeout)?,
             }
         }
+    }
+
+    /// Sends an idempotent command on the admin queue and waits for its answer, whatever that is.
+    /// It is sent again when the target asks for that, but not when its answer is lost.
+    ///
+    /// # Errors
+    /// [`IoError::Unreachable`] when there is no connection, or it breaks.
+    pub(super) async fn admin_call(
+        &self,
+        command: Sqe,
+        mut data: Data,
+    ) -> Result<(Cqe, Data), IoError> {
+        let mut trouble = Trouble::default();
+        loop {
+            let Some(ended) = self.begin_admin(&command, &mut data)? else {
+                // Rare, and none of the business of calls for I/O, whose gate it is not to crowd.
+                time::sleep(HOST_POLL_PAUSE).await;
+                continue;
+            };
+            match ended.await {
+                (Outcome::Completed(cqe), back) => {
+                    data = back;
+                    let again = is_transient(cqe.status());
+                    if !again || trouble.check(self.place.options.loss_timeout).is_err() {
+                        return Ok((cqe, data));
+                    }
+                    trouble.pause().await;
+                }
+                (Outcome::Lost, _) => return Err(IoError::Unreachable),
+            }
+        }
+    }
+
+    /// Sends an admin command; `None` without a connection as yet, and when the queue is full but
+    /// for what is kept free.
+    fn begin_admin(&self, command: &Sqe, data: &mut Data) -> Result<Option<Ended>, IoError> {
+        if self.state.get() == State::Waiting {
+            return Ok(None);
+        }
+        let admin = self.admin.borrow();
+        let admin = admin.as_ref().filter(|_| self.state.get() == State::Live);
+        let queue = &admin.ok_or(IoError::Unreachable)?.queue;
+        let room = usize::from(HOST_ADMIN_ENTRIES - 1 - HOST_ADMIN_SPARE);
+        if queue.is_broken() {
+            return Err(IoError::Unreachable);
+        }
+        if queue.taken() >= room {
+            return Ok(None);
+        }
+        queue.begin(command, data, true).map(Some).ok_or(IoError::Unreachable)
     }
 
     /// Sends a command if it can be sent now; `None` when the call has to wait.

@@ -1,13 +1,12 @@
 //! The device: calls become commands.
 
-use std::future::poll_fn;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Poll, Waker};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_nvme::command::io::{BlockRange, DsmRange, IoOptions};
+use flagstone_nvme::replica::{Order, OrderedWrite, OrderedZeroes};
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::status::sct;
 use flagstone_nvme::wire::Wire;
@@ -19,8 +18,9 @@ use super::association::Association;
 use super::command::Data;
 use super::connect::Place;
 use super::shape::Shape;
-use super::window::run_all;
+use super::window::{run_all, run_at_once};
 use super::{HostError, HostOptions};
+use crate::countdown::Countdown;
 use crate::limits::{HOST_DISCONNECT_TIMEOUT, HOST_ZERO_BYTES};
 
 /// A namespace of a subsystem that a target serves over NVMe/TCP.
@@ -66,17 +66,14 @@ impl RemoteDevice {
     /// Bounded in time, whatever the target does.
     pub async fn disconnect(&self) {
         self.closed.store(true, Ordering::Release);
-        let left = Arc::new(Countdown {
-            left: AtomicUsize::new(self.cores.len()),
-            ..Countdown::default()
-        });
+        let left = Arc::new(Countdown::default());
         for core in &self.cores {
-            let (associations, left) = (self.associations.clone(), left.clone());
+            let (associations, part) = (self.associations.clone(), left.part());
             core.spawn(move || async move {
                 if let Some(association) = associations.get() {
                     association.disconnect().await;
                 }
-                left.count();
+                drop(part);
             });
         }
         // Each core's own end is bounded; one that is stopping may never tell.
@@ -125,40 +122,11 @@ impl std::fmt::Debug for RemoteDevice {
     }
 }
 
-/// Cores that have not finished yet.
-#[derive(Default)]
-struct Countdown {
-    left: AtomicUsize,
-    waker: Mutex<Option<Waker>>,
-}
-
-impl Countdown {
-    fn count(&self) {
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some(waker) = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take()
-        {
-            waker.wake();
-        }
-    }
-
-    async fn wait(&self) {
-        poll_fn(|cx| {
-            *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
-            // Looked at after the waker is in its place: the last to count sees one or the other.
-            match self.left.load(Ordering::Acquire) {
-                0 => Poll::Ready(()),
-                _ => Poll::Pending,
-            }
-        })
-        .await;
-    }
-}
-
 /// What a call needs: its futures outlive the borrow of the device.
 #[derive(Clone)]
-struct Io {
-    association: Rc<Association>,
-    shape: Shape,
+pub(super) struct Io {
+    pub(super) association: Rc<Association>,
+    pub(super) shape: Shape,
 }
 
 impl Io {
@@ -324,35 +292,15 @@ impl BlockDevice for RemoteDevice {
     }
 
     fn read(&self, offset: u64, place: BufMut) -> IoFuture<BufMut> {
-        if let Err(error) = self.shape.geometry.check_transfer(offset, place.len()) {
-            return IoFuture::ready(Err(error));
-        }
-        if place.len() <= self.shape.transfer_bytes as usize {
-            return self.io().read(offset, place);
-        }
-        IoFuture::later(self.io().read_pieces(offset, place))
+        self.io().submit_read(offset, place)
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        let geometry = &self.shape.geometry;
-        let checked = geometry
-            .check_transfer(offset, data.len())
-            .and_then(|()| geometry.check_change(offset, data.len() as u64));
-        if let Err(error) = checked {
-            return IoFuture::ready(Err(error));
-        }
-        if data.len() <= self.shape.transfer_bytes as usize {
-            return self.io().write(offset, data, fua);
-        }
-        IoFuture::later(self.io().write_pieces(offset, data, fua))
+        self.io().submit_write(offset, data, fua)
     }
 
     fn flush(&self) -> IoFuture<()> {
-        if !self.shape.geometry.volatile_cache {
-            // Completed writes are durable already.
-            return IoFuture::ready(Ok(()));
-        }
-        self.io().change(Sqe::flush(0, self.shape.nsid), Data::None)
+        self.io().submit_flush()
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
@@ -367,17 +315,122 @@ impl BlockDevice for RemoteDevice {
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.io().submit_zeroes(offset, len, flags)
+    }
+}
+
+/// The calls of a block device, and those that keep an order.
+impl Io {
+    #[inline]
+    pub(super) fn submit_read(self, offset: u64, place: BufMut) -> IoFuture<BufMut> {
+        if let Err(error) = self.shape.geometry.check_transfer(offset, place.len()) {
+            return IoFuture::ready(Err(error));
+        }
+        if place.len() <= self.shape.transfer_bytes as usize {
+            return self.read(offset, place);
+        }
+        IoFuture::later(self.read_pieces(offset, place))
+    }
+
+    #[inline]
+    fn check_write(&self, offset: u64, len: usize) -> Result<(), IoError> {
+        let geometry = &self.shape.geometry;
+        geometry.check_transfer(offset, len)?;
+        geometry.check_change(offset, len as u64)
+    }
+
+    #[inline]
+    pub(super) fn submit_write(self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        if let Err(error) = self.check_write(offset, data.len()) {
+            return IoFuture::ready(Err(error));
+        }
+        if data.len() <= self.shape.transfer_bytes as usize {
+            return self.write(offset, data, fua);
+        }
+        IoFuture::later(self.write_pieces(offset, data, fua))
+    }
+
+    pub(super) fn submit_flush(self) -> IoFuture<()> {
+        if !self.shape.geometry.volatile_cache {
+            // Completed writes are durable already.
+            return IoFuture::ready(Ok(()));
+        }
+        self.change(Sqe::flush(0, self.shape.nsid), Data::None)
+    }
+
+    pub(super) fn submit_zeroes(self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
         let geometry = &self.shape.geometry;
         if let Err(error) = geometry.check_change(offset, len) {
             return IoFuture::ready(Err(error));
         }
         match (geometry.can_write_zeroes, flags.fast_only) {
-            (true, _) => IoFuture::later(self.io().zero(offset, len, flags)),
+            (true, _) => IoFuture::later(self.zero(offset, len, flags)),
             (false, true) => IoFuture::ready(Err(IoError::Unsupported)),
-            (false, false) => {
-                IoFuture::later(self.io().write_buffers_of_zeroes(offset, len, flags.fua))
-            }
+            (false, false) => IoFuture::later(self.write_buffers_of_zeroes(offset, len, flags.fua)),
         }
+    }
+
+    /// Writes when it is its turn: a command for each transfer, all of the same order.
+    pub(super) fn submit_ordered(
+        self,
+        offset: u64,
+        data: Buf,
+        fua: bool,
+        order: Order,
+    ) -> IoFuture<()> {
+        if let Err(error) = self.check_write(offset, data.len()) {
+            return IoFuture::ready(Err(error));
+        }
+        if data.len() <= self.shape.transfer_bytes as usize {
+            return self.ordered(offset, data, fua, order);
+        }
+        IoFuture::later(self.ordered_pieces(offset, data, fua, order))
+    }
+
+    /// Writes at most a transfer when it is its turn.
+    #[inline]
+    fn ordered(&self, offset: u64, data: Buf, fua: bool, order: Order) -> IoFuture<()> {
+        let range = self.range(offset, data.len() as u64);
+        let sgl = SglDescriptor::transport(data.len() as u32);
+        let command = OrderedWrite { range, fua, order }.command(0, self.shape.nsid, sgl);
+        self.change(command, Data::Out(data))
+    }
+
+    /// All at once: a write of a later order epoch waits at the target for every piece, so that
+    /// none of them may wait for a slot that such a write has.
+    async fn ordered_pieces(
+        self,
+        offset: u64,
+        data: Buf,
+        fua: bool,
+        order: Order,
+    ) -> Result<(), IoError> {
+        let transfer = u64::from(self.shape.transfer_bytes);
+        let mut pieces = Pieces::new(offset, data.len() as u64, transfer);
+        run_at_once(|| {
+            let (at, len) = pieces.next()?;
+            let start = (at - offset) as usize;
+            Some(self.ordered(at, data.slice(start..start + len as usize), fua, order))
+        })
+        .await
+    }
+
+    /// Writes zeroes when it is its turn: of any length.
+    pub(super) fn submit_ordered_zeroes(
+        self,
+        offset: u64,
+        len: u64,
+        flags: ZeroFlags,
+        order: Order,
+    ) -> IoFuture<()> {
+        if let Err(error) = self.shape.geometry.check_change(offset, len) {
+            return IoFuture::ready(Err(error));
+        }
+        let shift = self.shape.block_shift;
+        let (fua, deallocate) = (flags.fua, flags.may_deallocate);
+        let (start, blocks) = (offset >> shift, len >> shift);
+        let zeroes = OrderedZeroes { start, blocks, fua, deallocate, order };
+        self.change(zeroes.command(0, self.shape.nsid), Data::None)
     }
 }
 

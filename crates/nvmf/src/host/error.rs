@@ -54,6 +54,9 @@ pub enum HostError {
     /// The target or its namespace needs what this host does not do.
     #[error("the target needs {0}, which this host does not support")]
     Unsupported(&'static str),
+    /// Data digests are needed, and the target declines them.
+    #[error("the target declines data digests, without which a replica is not sent data")]
+    NoDigests,
     /// An option is out of its range.
     #[error("{0}")]
     Options(&'static str),

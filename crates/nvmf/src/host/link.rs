@@ -52,6 +52,11 @@ impl Link {
         Ok((Link { admin: admin.clone(), queues, _tasks: tasks }, shape))
     }
 
+    /// Whether data is protected by digests.
+    pub(super) fn has_data_digests(&self) -> bool {
+        self.admin.queue.has_data_digests()
+    }
+
     /// Its I/O queues.
     pub(super) fn queues(&self) -> &Vec<Rc<Queue>> {
         &self.queues.0

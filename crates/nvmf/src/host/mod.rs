@@ -5,8 +5,9 @@
 //! controller with its admin queue and its I/O queues (`queue`), which carry commands (`command`)
 //! with as many in flight as their entries allow; the rest wait at a `gate`. Links are made by
 //! `initialize` (the connection), `connect` (the controller) and `shape` (whether what it says can
-//! be), and made anew by the `supervisor` when they break. What the target sends is judged, PDU by
-//! PDU, by `reader`.
+//! be), and made anew by the `supervisor` when they break. [`MultipathDevice`] is several of them
+//! that lead to one namespace (`paths`). What the target sends is judged, PDU by
+//! PDU, by `reader`. [`RemoteSession`] is one link that is not made anew (`session`).
 //!
 //! # What is promised when connections break
 //!
@@ -39,8 +40,10 @@ mod gate;
 mod initialize;
 mod link;
 mod options;
+mod paths;
 mod queue;
 mod reader;
+mod session;
 mod shape;
 mod supervisor;
 mod window;
@@ -49,6 +52,8 @@ pub use device::RemoteDevice;
 pub use discover::{DiscoveredSubsystem, discover};
 pub use error::HostError;
 pub use options::HostOptions;
+pub use paths::MultipathDevice;
+pub use session::{AdminAnswer, AdminData, RemoteSession};
 
 #[cfg(doc)]
 use flagstone_blockdev::{BlockDevice, IoError};

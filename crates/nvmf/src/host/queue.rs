@@ -128,6 +128,10 @@ impl Queue {
         self.broken.get()
     }
 
+    pub(super) fn has_data_digests(&self) -> bool {
+        self.agreement.encoder.data_digest_bytes() > 0
+    }
+
     pub(super) fn rules(&self) -> &Rules {
         &self.agreement.rules
     }

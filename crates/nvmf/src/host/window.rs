@@ -14,14 +14,32 @@ use crate::limits::HOST_WINDOW;
 /// # Errors
 /// The first.
 pub(super) async fn run_all<T>(
+    next: impl FnMut() -> Option<IoFuture<T>>,
+    done: impl FnMut(usize, T),
+) -> Result<(), IoError> {
+    run(HOST_WINDOW, next, done).await
+}
+
+/// As [`run_all`] with all of them in flight: none may be begun after what another call begins.
+///
+/// # Errors
+/// The first.
+pub(super) async fn run_at_once(next: impl FnMut() -> Option<IoFuture<()>>) -> Result<(), IoError> {
+    run(usize::MAX, next, |_, ()| {}).await
+}
+
+async fn run<T>(
+    most: usize,
     mut next: impl FnMut() -> Option<IoFuture<T>>,
     mut done: impl FnMut(usize, T),
 ) -> Result<(), IoError> {
-    let mut window = Window { in_flight: Vec::with_capacity(HOST_WINDOW), begun: 0, failed: None };
+    let in_flight = Vec::with_capacity(HOST_WINDOW);
+    let mut window = Window { most, in_flight, begun: 0, failed: None };
     poll_fn(|cx| window.poll(cx, &mut next, &mut done)).await
 }
 
 struct Window<T> {
+    most: usize,
     in_flight: Vec<(usize, IoFuture<T>)>,
     begun: usize,
     failed: Option<IoError>,
@@ -35,7 +53,7 @@ impl<T> Window<T> {
         done: &mut impl FnMut(usize, T),
     ) -> Poll<Result<(), IoError>> {
         self.reap(cx, done);
-        while self.failed.is_none() && self.in_flight.len() < HOST_WINDOW {
+        while self.failed.is_none() && self.in_flight.len() < self.most {
             let Some(mut future) = next() else { break };
             let number = self.begun;
             self.begun += 1;

@@ -99,7 +99,7 @@ impl Controller {
             AdminOpcode::SET_FEATURES => self.set_features(command, data),
             AdminOpcode::KEEP_ALIVE => Ok(Done::default()),
             AdminOpcode::ABORT if !self.is_discovery() => Ok(self.abort(Abort::parse(command))),
-            // Queues are made by Connect, and the vendor has no commands.
+            // Queues are made by Connect; vendor specific commands are not answered at once.
             _ => Err(Status::INVALID_OPCODE.dnr()),
         }
     }

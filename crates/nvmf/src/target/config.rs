@@ -1,7 +1,9 @@
 //! What a target is allowed to be: sizes, counts and time-outs, all bounded.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use flagstone_nvme::command::fabrics::CONTROLLER_ID_MAX;
 use flagstone_nvme::limits::{
     CAPSULE_UNIT_BYTES, FABRICS_ADMIN_QUEUE_MIN_ENTRIES, MAXH2CDATA_MIN_BYTES,
 };
@@ -9,6 +11,7 @@ use flagstone_nvme::log::{AnaGroup, AnaHeader};
 
 use crate::limits::{
     CONNECT_TIMEOUT, CONTROLLERS_MAX, MDTS_MAX_BYTES, MDTS_MIN_BYTES, NAMESPACES_MAX,
+    PORT_ID_FIRST_MAX,
 };
 
 /// Sizes, counts and time-outs of a target. The same for all its subsystems.
@@ -43,6 +46,13 @@ pub struct TargetConfig {
     pub max_namespaces: u32,
     /// Controllers of the whole target, 1 to 65,519.
     pub max_controllers: u32,
+    /// Identifiers of its controllers, within 1 to 65,519 (FFEFh). Nodes that serve one subsystem
+    /// must have ranges without an identifier in common (Base 3.1.1): hosts tell by them what are
+    /// two paths. Fewer than `max_controllers` bound the controllers of each subsystem.
+    pub controller_ids: RangeInclusive<u16>,
+    /// Port identifier of its first listener, from 1; the others count up from it, and all must be
+    /// below 65,536. Nodes that serve one subsystem must have port identifiers of their own.
+    pub first_port_id: u16,
     /// Payload that one connection may hold, in bytes; at least `mdts_bytes`. Beyond it the
     /// connection reads no further commands until some complete.
     pub connection_payload_bytes: usize,
@@ -67,6 +77,8 @@ impl Default for TargetConfig {
             discovery_keep_alive: Duration::from_secs(120),
             max_namespaces: 1024,
             max_controllers: 1024,
+            controller_ids: 1..=CONTROLLER_ID_MAX,
+            first_port_id: 1,
             // A queue of 128 commands of 64 KiB.
             connection_payload_bytes: 8 << 20,
             model: "Flagstone".to_owned(),
@@ -103,6 +115,18 @@ impl TargetConfig {
                 (1..=CONTROLLERS_MAX).contains(&self.max_controllers),
                 "max_controllers",
                 "1 to 65519",
+            ),
+            (
+                *self.controller_ids.start() >= 1
+                    && self.controller_ids.start() <= self.controller_ids.end()
+                    && *self.controller_ids.end() <= CONTROLLER_ID_MAX,
+                "controller_ids",
+                "a range within 1 to 65519 that is not empty",
+            ),
+            (
+                (1..=PORT_ID_FIRST_MAX).contains(&self.first_port_id),
+                "first_port_id",
+                "from 1, with room for all listeners below 65536",
             ),
             ((1..=NAMESPACES_MAX).contains(&self.max_namespaces), "max_namespaces", "1 to 65535"),
             (
@@ -174,7 +198,7 @@ mod tests {
     #[test]
     fn each_field_is_bounded() {
         type Change = fn(&mut TargetConfig);
-        let changes: [(&str, Change); 17] = [
+        let changes: [(&str, Change); 21] = [
             ("in_capsule_bytes", |c| c.in_capsule_bytes = 8200),
             ("mdts_bytes", |c| c.mdts_bytes = 4096),
             ("in_capsule_bytes", |c| c.in_capsule_bytes = 2 << 20),
@@ -192,6 +216,10 @@ mod tests {
                 (c.mdts_bytes, c.in_capsule_bytes, c.max_namespaces) = (8192, 0, 2037)
             }),
             ("max_controllers", |c| c.max_controllers = 65_520),
+            ("controller_ids", |c| c.controller_ids = 0..=9),
+            ("controller_ids", |c| c.controller_ids = RangeInclusive::new(9, 8)),
+            ("controller_ids", |c| c.controller_ids = 1..=0xfff0),
+            ("first_port_id", |c| c.first_port_id = 0),
             ("connection_payload_bytes", |c| c.connection_payload_bytes = 4096),
             ("firmware", |c| c.firmware = "123456789".to_owned()),
         ];

@@ -127,9 +127,10 @@ fn admin_controller(
     if !target.reserve_controller() {
         return Err(Status::CONNECT_CONTROLLER_BUSY.into());
     }
+    let ids = &target.config().controller_ids;
     let (target, mine) = (target.clone(), subsystem.clone());
     let new = NewController { host, target: target.clone(), subsystem: mine, local, keep_alive_ms };
-    let Some(controller) = subsystem.add_controller(|id| Controller::new(id, new)) else {
+    let Some(controller) = subsystem.add_controller(ids, |id| Controller::new(id, new)) else {
         target.release_controller();
         return Err(Status::CONNECT_CONTROLLER_BUSY.into());
     };

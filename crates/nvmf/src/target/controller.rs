@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use flagstone_nvme::Nqn;
 use flagstone_nvme::command::{Cqe, Sqe};
@@ -29,6 +29,7 @@ use super::keep_alive::KeepAlive;
 use super::namespace::NamespaceTable;
 use super::queue::{IoTotals, Leftovers, Queue};
 use super::subsystem::{Kind, Subsystem};
+use super::vendor::Vendor;
 use super::{Target, lock};
 use crate::limits::READY_TIMEOUT_500MS;
 
@@ -53,6 +54,8 @@ pub(crate) struct Controller {
     pub(super) events: Events,
     pub(super) features: Mutex<Features>,
     pub(super) errors: Mutex<ErrorLog>,
+    /// By namespace; see [`super::vendor`].
+    vendor: Mutex<BTreeMap<u32, Vendor>>,
     registers: Mutex<Registers>,
     queues: Mutex<BTreeMap<u16, Arc<Queue>>>,
     leftovers: Arc<Leftovers>,
@@ -93,6 +96,7 @@ impl Controller {
             keep_alive: KeepAlive::new(keep_alive_ms),
             events: Events::default(),
             errors: Mutex::default(),
+            vendor: Mutex::default(),
             registers: Mutex::default(),
             queues: Mutex::default(),
             leftovers,
@@ -258,6 +262,7 @@ impl Controller {
     /// events are as at the beginning. The admin queue stays (Base 3.7.2).
     fn reset(&self) {
         self.cut_queues(1);
+        self.end_vendor_sessions();
         self.events.reset();
         *lock(&self.features) = Features::new(self.target.config());
         self.set_write_through(false);
@@ -274,6 +279,7 @@ impl Controller {
             self.ready.store(false, Ordering::Release);
         }
         self.cut_queues(0);
+        self.end_vendor_sessions();
         self.events.reset();
         self.subsystem.remove_controller(self.id);
         self.target.release_controller();
@@ -283,6 +289,20 @@ impl Controller {
             controller = self.id,
             "controller ended: {why}"
         );
+    }
+
+    /// The sessions with handlers of vendor specific commands; `None` once it is gone.
+    pub(super) fn vendor_sessions(&self) -> Option<MutexGuard<'_, BTreeMap<u32, Vendor>>> {
+        let sessions = lock(&self.vendor);
+        // Looked at under the lock: an end that comes later finds what is put there.
+        (!self.gone.load(Ordering::Acquire)).then_some(sessions)
+    }
+
+    /// Lets the sessions go: what waits in them for more from this host need wait no longer.
+    pub(crate) fn end_vendor_sessions(&self) {
+        let ended = std::mem::take(&mut *lock(&self.vendor));
+        // Not under the lock.
+        drop(ended);
     }
 
     /// Ends the queues from `first` up. What they still do is left over until their connections
@@ -313,6 +333,9 @@ impl Controller {
         let ready = queue.qid == 0 || self.is_ready();
         if !ready || self.gone.load(Ordering::Acquire) || queues.contains_key(&queue.qid) {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
+        }
+        if queue.qid != 0 {
+            self.subsystem.add_queue(&queue);
         }
         queues.insert(queue.qid, queue);
         Ok(())

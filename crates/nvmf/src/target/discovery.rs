@@ -64,7 +64,8 @@ impl Target {
                 ports.push(port);
             }
         }
-        let visible = self.subsystems().into_iter().filter(|subsystem| subsystem.allows(host));
+        let visible =
+            self.subsystems().into_iter().filter(|subsystem| subsystem.is_discovered_by(host));
         let subsystems = std::iter::once(Nqn::discovery()).chain(visible.map(|s| s.nqn)).collect();
         View { generation, ports, subsystems }
     }

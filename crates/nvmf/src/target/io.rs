@@ -125,7 +125,7 @@ impl Connection {
         match namespace.device.read(offset, place).try_now() {
             Ok(result) => self.read_done(&command, result, payload),
             Err(later) => {
-                let connection = self.clone();
+                let connection = self.admit();
                 spawn_detached(async move {
                     connection.read_done(&command, later.await, payload);
                 });
@@ -173,7 +173,7 @@ impl Connection {
         match namespace.device.write(span.offset, data, fua).try_now() {
             Ok(result) => self.write_done(&command, result, payload),
             Err(later) => {
-                let connection = self.clone();
+                let connection = self.admit();
                 spawn_detached(async move {
                     connection.write_done(&command, later.await, payload);
                 });
@@ -196,8 +196,14 @@ impl Connection {
         payload: usize,
     ) -> Result<(), Status> {
         let opcode = IoOpcode(command.opcode);
+        if opcode.is_vendor_specific() {
+            return self.vendor(namespace, command, data, payload);
+        }
         if opcode == IoOpcode::FLUSH {
-            let namespaces = namespace.map_or_else(|| self.namespaces(), |one| vec![one]);
+            let namespaces = match namespace {
+                Some(one) => vec![one],
+                None => self.namespaces()?,
+            };
             self.later(command, payload, async move { flush(namespaces).await });
             return Ok(());
         }
@@ -246,6 +252,38 @@ impl Connection {
         Ok(())
     }
 
+    /// A vendor specific command: its session answers it.
+    fn vendor(
+        self: &Rc<Self>,
+        namespace: Option<Arc<Namespace>>,
+        command: Sqe,
+        data: Option<Buf>,
+        payload: usize,
+    ) -> Result<(), Status> {
+        let session = namespace.as_ref().and_then(|one| one.session.as_ref());
+        let namespace = namespace.as_ref().ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        let opcode = IoOpcode(command.opcode);
+        let takes =
+            namespace.vendor.as_ref().is_some_and(|one| one.commands().io.contains(&opcode));
+        let session = session.filter(|_| takes).ok_or(Status::INVALID_OPCODE.dnr())?;
+        check_writable(namespace)?;
+        let sent = data.as_ref().map_or(0, |data| data.len());
+        self.with_controller(|_, queue| queue.counters.write(sent as u64));
+        let (connection, reply) = (self.admit(), session.io(&command, data));
+        spawn_detached(async move {
+            match reply.await {
+                Ok(reply) if reply.status.is_success() => {
+                    let cid = command.cid.get();
+                    connection.respond(Cqe::with_result(cid, reply.status, reply.result));
+                    connection.release(payload);
+                }
+                Ok(reply) => connection.fail(&command, reply.status, payload),
+                Err(error) => connection.fail(&command, status_of(error), payload),
+            }
+        });
+        Ok(())
+    }
+
     fn is_write_through(&self) -> bool {
         self.with_controller(|controller, _| controller.is_write_through()) == Some(true)
     }
@@ -257,7 +295,7 @@ impl Connection {
         payload: usize,
         work: impl Future<Output = Status> + 'static,
     ) {
-        let connection = self.clone();
+        let connection = self.admit();
         spawn_detached(async move {
             let status = work.await;
             connection.done(&command, status, payload);

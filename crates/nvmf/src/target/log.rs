@@ -143,7 +143,10 @@ impl Controller {
             }
             LogId::CHANGED_NAMESPACES => self.changed_namespaces(command, &get),
             LogId::COMMAND_EFFECTS if get.csi != csi::NVM => Err(Status::INVALID_FIELD.dnr()),
-            LogId::COMMAND_EFFECTS => self.page(command, &get, command_effects().bytes()),
+            LogId::COMMAND_EFFECTS => {
+                let effects = command_effects(&self.snapshot());
+                self.page(command, &get, effects.bytes())
+            }
             LogId::ANA => self.ana_log(command, &get),
             LogId::FEATURE_EFFECTS => self.page(command, &get, self.feature_effects().bytes()),
             LogId::DISCOVERY => self.discovery_log(command, &get),
@@ -248,7 +251,7 @@ fn ana_group(table: &NamespaceTable, namespaces: u32, change_count: u64) -> AnaG
 }
 
 /// The commands that there are, and what they change.
-fn command_effects() -> CommandEffects {
+fn command_effects(table: &NamespaceTable) -> CommandEffects {
     let mut effects = CommandEffects::default();
     for opcode in [
         AdminOpcode::GET_LOG_PAGE,
@@ -266,6 +269,15 @@ fn command_effects() -> CommandEffects {
     }
     for opcode in [IoOpcode::WRITE, IoOpcode::WRITE_ZEROES, IoOpcode::DATASET_MANAGEMENT] {
         effects.add_io(opcode, Effects(Effects::CHANGES_BLOCKS.0 | SCOPE_NAMESPACE));
+    }
+    for handler in table.iter().filter_map(|namespace| namespace.vendor.as_ref()) {
+        let commands = handler.commands();
+        for &opcode in commands.admin {
+            effects.add_admin(opcode, Effects(Effects::SUPPORTED.0 | SCOPE_NAMESPACE));
+        }
+        for &opcode in commands.io {
+            effects.add_io(opcode, Effects(Effects::CHANGES_BLOCKS.0 | SCOPE_NAMESPACE));
+        }
     }
     effects
 }

@@ -30,6 +30,7 @@ pub mod namespace;
 mod queue;
 pub mod status;
 mod subsystem;
+pub mod vendor;
 
 #[cfg(test)]
 mod testing;
@@ -45,8 +46,10 @@ use flagstone_nvme::Nqn;
 use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
 use flagstone_runtime::net::Address;
+use flagstone_runtime::{cores, time};
 
-use crate::limits::{LISTENERS, SUBSYSTEMS};
+use crate::countdown::pass_by_all;
+use crate::limits::{DRAIN_PERIOD, LISTENERS, SUBSYSTEMS};
 
 pub(crate) use admin::{AdminReply, admin_data_bytes};
 pub use config::{ConfigError, TargetConfig};
@@ -59,6 +62,7 @@ pub use queue::IoTotals;
 pub(crate) use queue::Queue;
 pub use subsystem::SubsystemConfig;
 use subsystem::{Kind, Subsystem};
+pub use vendor::{VendorCommands, VendorHandler, VendorHost, VendorReply, VendorSession};
 
 /// Why something cannot be served, or is not there to be taken away.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -166,8 +170,19 @@ impl Target {
     /// # Errors
     /// [`TargetError::SubsystemExists`], [`TargetError::Serial`], [`TargetError::Full`].
     pub fn add_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
-        let nqn = config.nqn;
-        let subsystem = Arc::new(Subsystem::new(config, Kind::Io)?);
+        self.add(Subsystem::new(config, Kind::Io)?)
+    }
+
+    /// As [`Target::add_subsystem`], of one that is in no discovery log: hosts must know its name.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn add_hidden_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
+        self.add(Subsystem::new(config, Kind::Io)?.hide())
+    }
+
+    fn add(&self, subsystem: Subsystem) -> Result<(), TargetError> {
+        let (nqn, subsystem) = (subsystem.nqn, Arc::new(subsystem));
         {
             let mut served = lock(&self.served);
             if nqn.is_discovery() || served.subsystems.contains_key(&nqn) {
@@ -178,7 +193,7 @@ impl Target {
             }
             served.subsystems.insert(nqn, subsystem.clone());
         }
-        self.discovery_changed(|host| subsystem.allows(host));
+        self.discovery_changed(|host| subsystem.is_discovered_by(host));
         Ok(())
     }
 
@@ -190,7 +205,7 @@ impl Target {
         let removed = lock(&self.served).subsystems.remove(nqn);
         let subsystem = removed.ok_or_else(|| no_subsystem(nqn))?;
         subsystem.close("its subsystem was removed");
-        self.discovery_changed(|host| subsystem.allows(host));
+        self.discovery_changed(|host| subsystem.is_discovered_by(host));
         Ok(())
     }
 
@@ -212,7 +227,22 @@ impl Target {
     /// # Errors
     /// [`TargetError::NoSubsystem`] and all that is about namespaces.
     pub fn add_namespace(&self, nqn: &Nqn, config: NamespaceConfig) -> Result<u32, TargetError> {
-        self.subsystem_named(nqn)?.add_namespace(config, self.config.max_namespaces)
+        self.subsystem_named(nqn)?.add_namespace(config, None, self.config.max_namespaces)
+    }
+
+    /// As [`Target::add_namespace`], with vendor specific commands: `handler` carries them out, and
+    /// gives each host the device that its ordinary commands go to.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn add_vendor_namespace(
+        &self,
+        nqn: &Nqn,
+        config: NamespaceConfig,
+        handler: Arc<dyn VendorHandler>,
+    ) -> Result<u32, TargetError> {
+        let subsystem = self.subsystem_named(nqn)?;
+        subsystem.add_namespace(config, Some(handler), self.config.max_namespaces)
     }
 
     /// Stops serving a namespace and tells the hosts that are connected. Commands that have begun
@@ -230,6 +260,28 @@ impl Target {
     /// [`TargetError::NoSubsystem`].
     pub fn set_ana_state(&self, nqn: &Nqn, state: AnaState) -> Result<(), TargetError> {
         self.subsystem_named(nqn)?.set_ana_state(state);
+        Ok(())
+    }
+
+    /// Waits until every I/O command of a subsystem has ended that was admitted before this call:
+    /// what [`Target::set_ana_state`] with a state that refuses commands leaves to be waited for
+    /// before another node may write. Commands that come later are refused and not waited for,
+    /// however many; neither is a write whose data the host still owes, which will be refused when
+    /// the data is there. Commands of connections that were cut are. With a state that admits
+    /// commands it waits for a moment of each queue in which there are none. Bounded by nothing: a
+    /// device that never answers is waited for. To be awaited on a core of the runtime.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`].
+    pub async fn drained(&self, nqn: &Nqn) -> Result<(), TargetError> {
+        let subsystem = self.subsystem_named(nqn)?;
+        // What cores carry out at this moment under the table before.
+        pass_by_all(&cores()).await;
+        let mut busy = subsystem.busy_queues();
+        while !busy.is_empty() {
+            time::sleep(DRAIN_PERIOD).await;
+            busy.retain(|queue| queue.upgrade().is_some_and(|queue| !queue.is_idle()));
+        }
         Ok(())
     }
 
@@ -251,7 +303,9 @@ impl Target {
                 return Err(TargetError::Full);
             }
             let used = |id: &u16| served.listeners.iter().any(|listener| listener.port_id == *id);
-            let port_id = (1..=LISTENERS as u16).find(|id| !used(id)).ok_or(TargetError::Full)?;
+            let first = self.config.first_port_id;
+            let mut ids = first..=first + (LISTENERS as u16 - 1);
+            let port_id = ids.find(|id| !used(id)).ok_or(TargetError::Full)?;
             served.listeners.push(Listener { address, port_id });
         }
         self.discovery_changed(|_| true);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use flagstone_blockdev::{Geometry, SharedDevice};
 use flagstone_nvme::log::AnaState;
 
+use super::vendor::{VendorHandler, VendorSession};
 use crate::limits::NAMESPACE_LEAF;
 
 /// What is to be served as a namespace.
@@ -39,6 +40,10 @@ pub struct Namespace {
     pub read_only: bool,
     /// UUID and NGUID.
     pub uuid: [u8; 16],
+    /// Carries out its vendor specific commands.
+    pub(crate) vendor: Option<Arc<dyn VendorHandler>>,
+    /// Of a namespace as one controller sees it: its session, whose device this has.
+    pub(crate) session: Option<Arc<dyn VendorSession>>,
 }
 
 impl Namespace {
@@ -59,7 +64,24 @@ impl Namespace {
             read_only: config.read_only || geometry.read_only,
             uuid: config.uuid,
             device: config.device,
+            vendor: None,
+            session: None,
         })
+    }
+
+    /// The same as the controller of `session` sees it.
+    pub(crate) fn of_session(&self, session: Arc<dyn VendorSession>) -> Namespace {
+        Namespace {
+            nsid: self.nsid,
+            device: session.device(),
+            geometry: self.geometry,
+            block_shift: self.block_shift,
+            blocks: self.blocks,
+            read_only: self.read_only,
+            uuid: self.uuid,
+            vendor: self.vendor.clone(),
+            session: Some(session),
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! A queue of a controller: which connection it is, and what went through it.
 
+use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
-    Ordering::{AcqRel, Acquire, Relaxed},
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
 use flagstone_runtime::net::Stream;
@@ -30,6 +31,9 @@ pub(crate) struct Queue {
     /// What went through it, for the SMART log.
     pub(crate) counters: IoCounters,
     open: AtomicBool,
+    /// Commands that a namespace was found for and that are not done. One core counts, so counting
+    /// takes no locked instruction.
+    admitted: AtomicU64,
     connection: Box<dyn Hangup>,
 }
 
@@ -41,7 +45,15 @@ impl Queue {
         connection: Box<dyn Hangup>,
     ) -> Queue {
         let (counters, open) = (IoCounters::default(), AtomicBool::new(true));
-        Queue { qid, entries, flow_control, counters, open, connection }
+        Queue {
+            qid,
+            entries,
+            flow_control,
+            counters,
+            open,
+            admitted: AtomicU64::new(0),
+            connection,
+        }
     }
 
     /// False once the controller was reset or is gone: what still arrives on the connection is not
@@ -49,6 +61,25 @@ impl Queue {
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.open.load(Relaxed)
+    }
+
+    /// Counts a command that was admitted and is not done at once. Called on the queue's core alone.
+    #[inline]
+    pub(super) fn enter(&self) {
+        add(&self.admitted, 1);
+    }
+
+    /// Takes back one [`Queue::enter`].
+    #[inline]
+    pub(super) fn leave(&self) {
+        // What the command did is seen by who finds none left.
+        self.admitted.store(self.admitted.load(Relaxed).wrapping_sub(1), Release);
+    }
+
+    /// No command that was admitted is in hand: known of commands that its core began before the
+    /// look, as [`pass_by_all`](crate::countdown::pass_by_all) makes sure.
+    pub(super) fn is_idle(&self) -> bool {
+        self.admitted.load(Acquire) == 0
     }
 
     /// Deletes the queue: its connection ends.
@@ -61,6 +92,23 @@ impl Queue {
 impl std::fmt::Debug for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Queue").field("qid", &self.qid).field("entries", &self.entries).finish()
+    }
+}
+
+/// A command of a queue that was admitted, for as long as it is not done.
+pub(crate) struct Admitted(Arc<Queue>);
+
+impl Admitted {
+    /// To be dropped on the queue's core, where this is.
+    pub(super) fn new(queue: Arc<Queue>) -> Admitted {
+        queue.enter();
+        Admitted(queue)
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 

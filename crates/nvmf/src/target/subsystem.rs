@@ -1,17 +1,18 @@
 //! An NVM subsystem, or the discovery subsystem: who may connect, its namespaces, its controllers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use flagstone_nvme::Nqn;
-use flagstone_nvme::command::fabrics::CONTROLLER_ID_MAX;
 use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
 
 use super::controller::{Controller, Host};
 use super::namespace::{Namespace, NamespaceConfig, NamespaceTable};
-use super::queue::{IoTotals, Leftovers};
+use super::queue::{IoTotals, Leftovers, Queue};
+use super::vendor::VendorHandler;
 use super::{TargetError, lock};
 use crate::limits::ALLOWED_HOSTS;
 
@@ -40,12 +41,16 @@ pub(crate) struct Subsystem {
     pub(super) nqn: Nqn,
     pub(super) serial: String,
     pub(super) kind: Kind,
+    /// In no discovery log.
+    hidden: bool,
     hosts: Mutex<BTreeSet<Nqn>>,
     namespaces: Mutex<Namespaces>,
     /// Of the table in `namespaces`: connections see here whether theirs is out of date.
     generation: AtomicU64,
     ana_changes: AtomicU64,
     controllers: Mutex<Controllers>,
+    /// I/O queues whose connections still live, cut or not.
+    queues: Mutex<Vec<Weak<Queue>>>,
     /// By host; those of hosts without controllers and connections are gone.
     leftovers: Mutex<BTreeMap<HostKey, Weak<Leftovers>>>,
     /// What went through queues that are gone.
@@ -80,6 +85,7 @@ impl Subsystem {
             nqn,
             serial,
             kind,
+            hidden: false,
             hosts: Mutex::new(hosts),
             namespaces: Mutex::new(Namespaces { table, uuids: BTreeSet::new() }),
             generation: AtomicU64::new(0),
@@ -89,9 +95,20 @@ impl Subsystem {
                 last_id: 0,
                 closed: false,
             }),
+            queues: Mutex::default(),
             leftovers: Mutex::default(),
             totals: Mutex::default(),
         })
+    }
+
+    /// The same, in no discovery log.
+    pub(super) fn hide(self) -> Subsystem {
+        Subsystem { hidden: true, ..self }
+    }
+
+    /// Whether `host` finds it in the discovery log.
+    pub(super) fn is_discovered_by(&self, host: &Nqn) -> bool {
+        !self.hidden && self.allows(host)
     }
 
     /// Whether `host` may connect.
@@ -141,6 +158,7 @@ impl Subsystem {
     pub(super) fn add_namespace(
         &self,
         config: NamespaceConfig,
+        vendor: Option<Arc<dyn VendorHandler>>,
         max_namespaces: u32,
     ) -> Result<u32, TargetError> {
         if config.uuid == [0; 16] {
@@ -160,7 +178,8 @@ impl Subsystem {
         if namespaces.uuids.contains(&config.uuid) {
             return Err(TargetError::UuidTaken);
         }
-        let namespace = Namespace::new(nsid, config).ok_or(TargetError::Device)?;
+        let mut namespace = Namespace::new(nsid, config).ok_or(TargetError::Device)?;
+        namespace.vendor = vendor;
         let volatile_cache = namespace.geometry.volatile_cache && !namespace.read_only;
         namespaces.uuids.insert(namespace.uuid);
         Arc::make_mut(&mut namespaces.table).insert(Arc::new(namespace));
@@ -220,18 +239,36 @@ impl Subsystem {
     /// subsystem is closed.
     pub(super) fn add_controller(
         &self,
+        ids: &RangeInclusive<u16>,
         make: impl FnOnce(u16) -> Controller,
     ) -> Option<Arc<Controller>> {
         let mut controllers = lock(&self.controllers);
         if controllers.closed {
             return None;
         }
-        let (low, high) = (1..=controllers.last_id, controllers.last_id + 1..=CONTROLLER_ID_MAX);
+        let last = controllers.last_id.max(ids.start() - 1);
+        let (low, high) = (*ids.start()..=last, last + 1..=*ids.end());
         let id = high.chain(low).find(|id| !controllers.live.contains_key(id))?;
         let controller = Arc::new(make(id));
         controllers.live.insert(id, controller.clone());
         controllers.last_id = id;
         Some(controller)
+    }
+
+    /// Notes an I/O queue, for [`Subsystem::busy_queues`].
+    pub(super) fn add_queue(&self, queue: &Arc<Queue>) {
+        let mut queues = lock(&self.queues);
+        // Only when there is no room without it: so it costs a constant for each queue.
+        if queues.len() == queues.capacity() {
+            queues.retain(|queue| queue.strong_count() > 0);
+        }
+        queues.push(Arc::downgrade(queue));
+    }
+
+    /// The I/O queues that have something in hand, those that were cut included.
+    pub(super) fn busy_queues(&self) -> Vec<Weak<Queue>> {
+        let busy = |queue: &Weak<Queue>| queue.upgrade().is_some_and(|queue| !queue.is_idle());
+        lock(&self.queues).iter().filter(|queue| busy(queue)).cloned().collect()
     }
 
     pub(super) fn remove_controller(&self, id: u16) {

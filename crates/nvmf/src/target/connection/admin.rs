@@ -1,12 +1,16 @@
-//! Commands of the admin queue, and fabrics commands on any queue: the controller answers at once.
+//! Commands of the admin queue, and fabrics commands on any queue: the controller answers at once,
+//! but for vendor specific ones.
 
 use std::rc::Rc;
 
-use flagstone_nvme::{Cqe, Sqe};
-use flagstone_runtime::Buf;
+use flagstone_blockdev::{IoError, IoFuture};
+use flagstone_nvme::{AdminOpcode, Cqe, Sqe, Status};
+use flagstone_runtime::{Buf, spawn_detached};
 
 use super::Connection;
-use crate::target::AdminReply;
+use crate::limits::VENDOR_ADMIN_COMMANDS;
+use crate::target::io::status_of;
+use crate::target::{AdminReply, NO_LOCATION, VendorReply};
 
 impl Connection {
     /// Carries an admin or fabrics command out; it counts as in hand, with `payload` bytes.
@@ -25,6 +29,9 @@ impl Connection {
             return;
         }
         let data = data.as_deref().unwrap_or_default();
+        if AdminOpcode(command.opcode).is_vendor_specific() {
+            return self.run_vendor(&command, data, payload);
+        }
         match self.with_controller(|controller, _| controller.admin(&command, data)) {
             Some(AdminReply::Now { cqe_result, status, data }) => {
                 let completion = Cqe::with_result(cid, status, cqe_result);
@@ -37,5 +44,45 @@ impl Connection {
             // Not in hand any more: it may wait for an event for ever.
             Some(AdminReply::Parked) | None => self.release(payload),
         }
+    }
+
+    /// Carries a vendor specific admin command out, at once or later.
+    fn run_vendor(self: &Rc<Self>, command: &Sqe, data: &[u8], payload: usize) {
+        let begun = if self.outstanding.get() > VENDOR_ADMIN_COMMANDS {
+            Some(Err(Status::COMMAND_INTERRUPTED))
+        } else {
+            self.with_controller(|controller, _| controller.vendor_admin(command, data))
+        };
+        match begun.map(|begun| begun.map(IoFuture::try_now)) {
+            Some(Ok(Ok(result))) => self.vendor_done(command, result, payload),
+            Some(Ok(Err(later))) => {
+                let (connection, command) = (self.clone(), *command);
+                spawn_detached(async move {
+                    connection.vendor_done(&command, later.await, payload);
+                });
+            }
+            Some(Err(status)) => {
+                self.vendor_done(command, Ok(VendorReply::failure(status, 0)), payload);
+            }
+            None => self.release(payload),
+        }
+    }
+
+    fn vendor_done(&self, command: &Sqe, result: Result<VendorReply, IoError>, payload: usize) {
+        let reply = result.unwrap_or_else(|error| VendorReply::failure(status_of(error), 0));
+        let cid = command.cid.get();
+        if reply.status.is_success() {
+            let completion = Cqe::with_result(cid, reply.status, reply.result);
+            match reply.data {
+                Some(data) => self.complete_with_data(completion, data.freeze()),
+                None => self.respond(completion),
+            }
+        } else {
+            self.with_controller(|controller, _| {
+                controller.record_error(0, command, reply.status, NO_LOCATION, 0);
+            });
+            self.respond(Cqe::with_result(cid, reply.status.more(), reply.result));
+        }
+        self.release(payload);
     }
 }

@@ -49,12 +49,13 @@ impl Connection {
         if queue.qid == 0 || !controller.is_ready() || !queue.is_open() {
             return 0;
         }
+        let entries = queue.entries;
         if session.table.generation() != controller.generation() {
             session.table = controller.snapshot();
         }
         let mut any = false;
         let mut awaited = 1;
-        while self.has_room(queue.entries)
+        while self.has_room(entries)
             && let Some((short, namespace)) = self.short(session, rx.front(), rules)
         {
             let done = match IoOpcode(short.command.opcode) {
@@ -97,7 +98,7 @@ impl Connection {
             return None;
         }
         let namespace = session.table.get(command.nsid.get())?;
-        if writes && namespace.read_only {
+        if writes && namespace.read_only || namespace.vendor.is_some() {
             return None;
         }
         let fields = BlockCommand::parse(command);
@@ -144,7 +145,7 @@ impl Connection {
             Ok(Ok(data)) => self.short_data(session, short, data.freeze()),
             later => {
                 self.begin(short.len);
-                let (connection, command, len) = (self.clone(), short.command, short.len);
+                let (connection, command, len) = (self.admit(), short.command, short.len);
                 spawn_detached(async move {
                     let result = match later {
                         Ok(result) => result,
@@ -189,7 +190,7 @@ impl Connection {
             }
             later => {
                 self.begin(short.len);
-                let (connection, command, len) = (self.clone(), short.command, short.len);
+                let (connection, command, len) = (self.admit(), short.command, short.len);
                 spawn_detached(async move {
                     let result = match later {
                         Ok(result) => result,

@@ -23,7 +23,7 @@ mod respond;
 mod transfer;
 mod waiting;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -36,6 +36,7 @@ use flagstone_runtime::net::Stream;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, sync, task, time};
 
+use super::queue::Admitted;
 use super::{Connected, Controller, Namespace, NamespaceTable, Queue, Target};
 use crate::limits::{HEADER_BYTES_MAX, TERMINATE_TIMEOUT, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 use crate::stream::rx::{Rx, RxError};
@@ -50,6 +51,8 @@ pub(crate) struct Connection {
     tx: Tx,
     encoder: Cell<Encoder>,
     session: RefCell<Option<Session>>,
+    /// The session's queue, where commands that were admitted are counted for others to see.
+    queue: OnceCell<Arc<Queue>>,
     transfers: RefCell<Transfers>,
     /// Commands received and not yet answered.
     outstanding: Cell<u32>,
@@ -73,6 +76,27 @@ pub(crate) struct Connection {
     received: Cell<u64>,
     /// What we wait for the peer to send.
     awaits: Cell<Awaits>,
+}
+
+/// The connection, with a command that was admitted.
+pub(crate) struct Carrying(Rc<Connection>);
+
+impl std::ops::Deref for Carrying {
+    type Target = Rc<Connection>;
+
+    #[inline]
+    fn deref(&self) -> &Rc<Connection> {
+        &self.0
+    }
+}
+
+impl Drop for Carrying {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(queue) = self.0.queue.get() {
+            queue.leave();
+        }
+    }
 }
 
 /// What a connection receives.
@@ -156,6 +180,7 @@ impl Connection {
             target,
             encoder: Cell::new(Encoder::new(Digests::default(), 0)),
             session: RefCell::new(None),
+            queue: OnceCell::new(),
             transfers: RefCell::default(),
             outstanding: Cell::new(0),
             payload_bytes: Cell::new(0),
@@ -174,6 +199,7 @@ impl Connection {
     /// Takes on the queue that Connect gave.
     fn adopt(self: &Rc<Self>, connected: Connected) {
         let table = connected.controller.snapshot();
+        self.queue.get_or_init(|| connected.queue.clone());
         let mut tasks = Vec::new();
         if connected.queue.qid == 0 {
             let (connection, controller) = (Rc::downgrade(self), connected.controller.clone());
@@ -195,6 +221,13 @@ impl Connection {
     /// Ends in order: commands in hand are awaited, their responses sent if the peer takes them.
     async fn finish(&self, rx: &mut Rx, end: End) {
         self.give_up_waiting();
+        // With the admin queue the controller ends, and no I/O queue of it shall keep what is in
+        // hand here waiting.
+        self.with_controller(|controller, queue| {
+            if queue.qid == 0 {
+                controller.end_vendor_sessions();
+            }
+        });
         if let End::Violation { fatal, offending } = &end {
             self.tx.header(HEADER_BYTES_MAX, |out| {
                 encode_term_req(out, Receiver::Controller, *fatal, offending)
@@ -288,6 +321,21 @@ impl Connection {
         self.payload_bytes.set(self.payload_bytes.get() + payload);
     }
 
+    /// For a command in hand that a namespace was found for, in the same turn: it counts as admitted
+    /// for as long as what this gives lives.
+    #[inline]
+    pub(crate) fn admit(self: &Rc<Self>) -> Carrying {
+        if let Some(queue) = self.queue.get() {
+            queue.enter();
+        }
+        Carrying(self.clone())
+    }
+
+    /// As [`Connection::admit`], for what the connection itself keeps.
+    pub(crate) fn admit_waiting(&self) -> Option<Admitted> {
+        self.queue.get().map(|queue| Admitted::new(queue.clone()))
+    }
+
     /// Notes that a command with `payload` bytes is answered, or was given up.
     #[inline]
     pub(crate) fn release(&self, payload: usize) {
@@ -307,7 +355,9 @@ impl Connection {
         }
         match session.table.get(nsid) {
             Some(namespace) => match session.table.ana().io_status() {
-                Status::SUCCESS => Ok(namespace.clone()),
+                Status::SUCCESS => {
+                    controller.own_namespace(namespace).ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())
+                }
                 status => Err(status),
             },
             None => Err(Status::INVALID_NAMESPACE.dnr()),
@@ -315,10 +365,18 @@ impl Connection {
     }
 
     /// Every namespace of this queue's controller, for commands that name all.
-    pub(crate) fn namespaces(&self) -> Vec<Arc<Namespace>> {
+    /// Refused as a command to any of them would be.
+    pub(crate) fn namespaces(&self) -> Result<Vec<Arc<Namespace>>, Status> {
         let session = self.session.borrow();
-        let Some(session) = session.as_ref() else { return Vec::new() };
-        session.connected.controller.snapshot().iter().cloned().collect()
+        let session = session.as_ref().ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())?;
+        let controller = &session.connected.controller;
+        let table = controller.snapshot();
+        match table.ana().io_status() {
+            Status::SUCCESS => {
+                Ok(table.iter().filter_map(|one| controller.own_namespace(one)).collect())
+            }
+            status => Err(status),
+        }
     }
 
     /// This queue's controller.

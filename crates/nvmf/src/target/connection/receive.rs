@@ -16,13 +16,13 @@ use flagstone_nvme::pdu::{
 };
 use flagstone_nvme::sgl::{DataPointer, SglError};
 use flagstone_nvme::wire::Wire;
-use flagstone_nvme::{Cqe, FabricsType, Sqe, Status};
+use flagstone_nvme::{AdminOpcode, Cqe, FabricsType, Sqe, Status};
 use flagstone_runtime::{Buf, BufMut, buf};
 
 use super::{Awaits, Connection, End};
 use crate::limits::{
     COMMON_HEADER_BYTES, CONTROLLER_DATA_ALIGNMENT, DIRECT_BYTES, HEADER_BYTES_MAX,
-    TX_HEADERS_BYTES,
+    TX_HEADERS_BYTES, VENDOR_DATA_BYTES,
 };
 use crate::stream::rx::{Rx, Shape};
 use crate::target::{admin_data_bytes, connect};
@@ -274,6 +274,10 @@ impl Connection {
         if command.fabrics_type().is_some() {
             // Connect's data is always in the capsule (NVMe/TCP 3.3.2.1.2).
             return Err(Status::SGL_TYPE_INVALID.dnr());
+        }
+        if qid == 0 && AdminOpcode(command.opcode).is_vendor_specific() {
+            let fits = data_bytes <= VENDOR_DATA_BYTES as u32;
+            return if fits { Ok(data_bytes) } else { Err(Status::INVALID_FIELD.dnr()) };
         }
         if qid == 0 {
             return Ok(admin_data_bytes(command).min(data_bytes));

@@ -22,6 +22,7 @@ use flagstone_runtime::{BufMut, spawn_detached};
 
 use super::Connection;
 use crate::target::Namespace;
+use crate::target::queue::Admitted;
 
 /// A command in hand that waits.
 pub(super) struct Waiting {
@@ -35,6 +36,8 @@ pub(super) struct Waiting {
 struct Read {
     namespace: Arc<Namespace>,
     offset: u64,
+    /// It was admitted, as its namespace was found.
+    admitted: Option<Admitted>,
     /// What it counts for in the connection's budget once it has memory, in bytes.
     payload: usize,
 }
@@ -65,7 +68,7 @@ impl Connection {
     ) {
         self.payload_bytes.set(self.payload_bytes.get() - payload);
         self.room.notify();
-        let read = Some(Read { namespace, offset, payload });
+        let read = Some(Read { namespace, offset, admitted: self.admit_waiting(), payload });
         self.wait(Waiting { command: *command, bytes, read });
     }
 
@@ -123,9 +126,10 @@ impl Connection {
     fn serve(self: &Rc<Self>, waiting: Waiting, memory: Result<BufMut, TooLarge>) {
         let command = waiting.command;
         match (memory, waiting.read) {
-            (Ok(place), Some(Read { namespace, offset, payload })) => {
+            (Ok(place), Some(Read { namespace, offset, admitted, payload })) => {
                 self.payload_bytes.set(self.payload_bytes.get() + payload);
                 self.read_into(&namespace, command, offset, place, payload);
+                drop(admitted);
             }
             (Ok(data), None) => self.grant(command, data),
             // No time will come when it fits.

@@ -1,0 +1,299 @@
+//! Attaching a namespace through the kernel's own NVMe/TCP initiator, so that fio measures what
+//! every program on the machine would get; and saying why where that cannot be.
+//!
+//! What is promised: what we connected is disconnected when it goes out of scope, also after an
+//! interruption; what was connected before is used and left alone.
+
+use std::net::{IpAddr, ToSocketAddrs as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use flagstone_control::device_spec::{DeviceSpec, Host, NvmeTcpSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::fio::arguments::shell;
+use crate::limits::{CONTROLLERS, FIO_SAID_BYTES};
+use crate::os::{self, Ended, Interrupt, read_text};
+
+/// More than an attribute in sysfs has.
+const ATTRIBUTE_BYTES: u64 = 1 << 16;
+/// How long the kernel may take to show the namespace once it is connected, in seconds.
+const PATIENCE_S: f64 = 10.0;
+/// The namespace of an address that names none.
+const NAMESPACE_DEFAULT: u32 = 1;
+
+/// Who drives `nvme-tcp://` targets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Choice {
+    /// The kernel where it can, else our own generator.
+    #[default]
+    Auto,
+    /// The kernel, or nobody.
+    Kernel,
+    /// Our own generator.
+    Flagstone,
+}
+
+/// The kernel's initiator, as far as this machine has one.
+#[derive(Clone, Debug)]
+pub struct Initiator {
+    nvme: PathBuf,
+    modprobe: PathBuf,
+    root: PathBuf,
+    is_root: bool,
+}
+
+impl Default for Initiator {
+    fn default() -> Initiator {
+        Initiator::of_machine()
+    }
+}
+
+impl Initiator {
+    /// This machine's.
+    pub fn of_machine() -> Initiator {
+        Initiator {
+            nvme: "nvme".into(),
+            modprobe: "modprobe".into(),
+            root: "/".into(),
+            is_root: rustix::process::geteuid().is_root(),
+        }
+    }
+
+    /// One with programs of its own, whose kernel shows itself below `root`: for tests.
+    pub fn at(nvme: &Path, modprobe: &Path, root: &Path, is_root: bool) -> Initiator {
+        Initiator { nvme: nvme.into(), modprobe: modprobe.into(), root: root.into(), is_root }
+    }
+
+    fn fabrics(&self) -> bool {
+        self.root.join("dev/nvme-fabrics").exists()
+    }
+
+    /// Why nothing can be attached here; `None` if it can be tried. The kernel's module is loaded if
+    /// need be.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub fn why_not(&self, interrupt: &Interrupt) -> Result<Option<String>, Error> {
+        if !self.is_root {
+            return Ok(Some("only root can attach it to the kernel".to_owned()));
+        }
+        let version = self.run(&self.nvme, &["version".to_owned()], interrupt);
+        if let Err(reason) = succeeded(version)? {
+            let text = format!("there is no nvme here that works (apt install nvme-cli): {reason}");
+            return Ok(Some(text));
+        }
+        if !self.fabrics() {
+            let loaded = self.run(&self.modprobe, &["nvme-tcp".to_owned()], interrupt);
+            if let Err(reason) = succeeded(loaded)? {
+                return Ok(Some(format!("the kernel's nvme-tcp cannot be loaded: {reason}")));
+            }
+            if !self.fabrics() {
+                return Ok(Some("the kernel has no /dev/nvme-fabrics".to_owned()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Attaches a namespace, or finds it attached. The inner error says why it could not be, and
+    /// nothing is connected then.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub fn attach(
+        &self,
+        uri: &str,
+        interrupt: &Interrupt,
+    ) -> Result<Result<Attached, String>, Error> {
+        let spec = match uri.parse() {
+            Ok(DeviceSpec::NvmeTcp(spec)) => spec,
+            Ok(_) => return Ok(Err("it is no nvme-tcp:// address".to_owned())),
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let Some(ip) = resolve(&spec) else {
+            return Ok(Err(format!("{} cannot be resolved", spec.address.host)));
+        };
+        let namespace = spec.namespace_id.unwrap_or(NAMESPACE_DEFAULT);
+        if let Some((controller, device)) = self.find(&spec, ip, namespace) {
+            return Ok(Ok(Attached { controller, device, made_by: None }));
+        }
+        let words = connect_words(&spec, ip);
+        let connected = succeeded(self.run(&self.nvme, &words, interrupt));
+        let found = match connected {
+            Ok(Ok(())) => os::wait_for(PATIENCE_S, interrupt, || self.find(&spec, ip, namespace)),
+            Ok(Err(reason)) => {
+                let command = shell("nvme", &words);
+                return Ok(Err(format!("it could not be connected: {reason} (at: {command})")));
+            }
+            Err(interrupted) => Err(interrupted),
+        };
+        if let Ok(Some((controller, device))) = found {
+            let made_by = Some(self.nvme.clone());
+            return Ok(Ok(Attached { controller, device, made_by }));
+        }
+        if let Some((controller, _)) = self.controllers(&spec, ip).next() {
+            disconnect(&self.nvme, &controller);
+        }
+        found?;
+        Ok(Err(format!("it was connected, and the kernel shows no namespace {namespace} of it")))
+    }
+
+    fn run(&self, program: &Path, words: &[String], interrupt: &Interrupt) -> Result<Ended, Error> {
+        os::run(Command::new(program).args(words), ATTRIBUTE_BYTES, interrupt, &mut || {})
+    }
+
+    /// The controllers that are connected there, with their directories.
+    fn controllers(
+        &self,
+        spec: &NvmeTcpSpec,
+        ip: IpAddr,
+    ) -> impl Iterator<Item = (String, PathBuf)> {
+        let entries = std::fs::read_dir(self.root.join("sys/class/nvme"));
+        let entries = entries.into_iter().flatten().flatten().take(CONTROLLERS);
+        entries.filter_map(move |entry| {
+            let path = entry.path();
+            let attribute = |name: &str| {
+                let text = read_text(&path.join(name), ATTRIBUTE_BYTES).unwrap_or_default();
+                text.trim().to_owned()
+            };
+            let is_it = attribute("transport") == "tcp"
+                && attribute("subsysnqn") == spec.subsystem_nqn
+                && is_at(&attribute("address"), ip, spec.address.port);
+            if is_it { Some((entry.file_name().into_string().ok()?, path)) } else { None }
+        })
+    }
+
+    /// The controller that is connected there, and the device of its namespace.
+    fn find(&self, spec: &NvmeTcpSpec, ip: IpAddr, namespace: u32) -> Option<(String, PathBuf)> {
+        let mut all = self.controllers(spec, ip);
+        all.find_map(|(name, path)| Some((name, self.namespace_of(&path, namespace)?)))
+    }
+
+    fn namespace_of(&self, controller: &Path, namespace: u32) -> Option<PathBuf> {
+        for entry in std::fs::read_dir(controller).ok()?.flatten() {
+            let Some(name) = entry.file_name().to_str().and_then(block_device) else { continue };
+            let number = read_text(&entry.path().join("nsid"), ATTRIBUTE_BYTES).ok();
+            let number = number.and_then(|text| text.trim().parse::<u32>().ok());
+            let device = self.root.join("dev").join(name);
+            if number == Some(namespace) && device.exists() {
+                return Some(device);
+            }
+        }
+        None
+    }
+}
+
+/// `nvme connect` of an address.
+fn connect_words(spec: &NvmeTcpSpec, ip: IpAddr) -> Vec<String> {
+    let mut words = vec![
+        "connect".to_owned(),
+        "--transport=tcp".to_owned(),
+        format!("--traddr={ip}"),
+        format!("--trsvcid={}", spec.address.port),
+        format!("--nqn={}", spec.subsystem_nqn),
+    ];
+    if let Some(host) = &spec.host_nqn {
+        words.push(format!("--hostnqn={host}"));
+    }
+    if let Some(queues) = spec.queues {
+        words.push(format!("--nr-io-queues={queues}"));
+    }
+    if spec.header_digest {
+        words.push("--hdr-digest".to_owned());
+    }
+    if spec.data_digest {
+        words.push("--data-digest".to_owned());
+    }
+    words
+}
+
+/// The `nvme connect` that attaching an address begins with, as one would type it; `None` if it
+/// cannot be understood or resolved.
+pub fn connect_command(uri: &str) -> Option<String> {
+    let Ok(DeviceSpec::NvmeTcp(spec)) = uri.parse() else { return None };
+    let ip = resolve(&spec)?;
+    Some(shell("nvme", &connect_words(&spec, ip)))
+}
+
+fn resolve(spec: &NvmeTcpSpec) -> Option<IpAddr> {
+    match &spec.address.host {
+        Host::Ip(ip) => Some(*ip),
+        Host::Name(name) => {
+            let mut found = (name.as_str(), spec.address.port).to_socket_addrs().ok()?;
+            found.next().map(|address| address.ip())
+        }
+    }
+}
+
+/// Whether a controller's `address`, such as `traddr=10.0.0.1,trsvcid=4420,src_addr=10.0.0.2`, is
+/// this one.
+fn is_at(address: &str, ip: IpAddr, port: u16) -> bool {
+    let field = |name: &str| {
+        let of = |part: &str| part.trim().strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
+        address.split(',').find_map(of)
+    };
+    field("traddr").and_then(|text| text.parse::<IpAddr>().ok()) == Some(ip)
+        && field("trsvcid").and_then(|text| text.parse::<u16>().ok()) == Some(port)
+}
+
+/// The block device of a namespace's name in a controller's directory: `nvme1n2` is its own, and
+/// `nvme1c3n2`, a path of several, belongs to `nvme1n2`.
+fn block_device(name: &str) -> Option<String> {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let (before, namespace) = name.strip_prefix("nvme")?.rsplit_once('n')?;
+    let subsystem = before
+        .split_once('c')
+        .map_or(before, |(subsystem, path)| if digits(path) { subsystem } else { "" });
+    let is_one = digits(subsystem) && digits(namespace);
+    is_one.then(|| format!("nvme{subsystem}n{namespace}"))
+}
+
+/// The inner error is why a program failed, or could not be started.
+fn succeeded(ended: Result<Ended, Error>) -> Result<Result<(), String>, Error> {
+    match ended {
+        Ok(ended) if ended.status.success() => Ok(Ok(())),
+        Ok(ended) => {
+            let said = ended.said(FIO_SAID_BYTES).split_whitespace().collect::<Vec<_>>().join(" ");
+            Ok(Err(if said.is_empty() { ended.status.to_string() } else { said }))
+        }
+        Err(Error::System { cause, .. }) => Ok(Err(cause.to_string())),
+        Err(other) => Err(other),
+    }
+}
+
+/// A namespace that the kernel has attached.
+#[derive(Debug)]
+pub struct Attached {
+    controller: String,
+    device: PathBuf,
+    /// The program that connected it, and disconnects it again; none if it was there before.
+    made_by: Option<PathBuf>,
+}
+
+impl Attached {
+    /// The block device.
+    pub fn device(&self) -> &Path {
+        &self.device
+    }
+
+    /// Whether it was attached before, by somebody else.
+    pub fn was_there(&self) -> bool {
+        self.made_by.is_none()
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let Some(nvme) = &self.made_by else { return };
+        disconnect(nvme, &self.controller);
+    }
+}
+
+/// Nobody is left who could do anything about a failure.
+fn disconnect(nvme: &Path, controller: &str) {
+    let mut command = Command::new(nvme);
+    command.arg("disconnect").arg(format!("--device={controller}"));
+    let _ = os::run(&mut command, ATTRIBUTE_BYTES, &Interrupt::never(), &mut || {});
+}

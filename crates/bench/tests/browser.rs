@@ -1,0 +1,145 @@
+//! The report in a real browser, light and dark, and printed: pictures of it are what the style
+//! says. Without Chromium they say so and pass; structure and content are the tests of `report.rs`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use flagstone_bench::job::Job;
+use flagstone_bench::measurement::Measurement;
+use flagstone_bench::nature::Nature;
+use flagstone_bench::os::{self, Interrupt, Stopwatch};
+use flagstone_bench::report::{Report, Run};
+use flagstone_bench::results::Record;
+use flagstone_bench::target::Target;
+
+/// Debian's package of that name. A `chromium` of other systems may be a sandbox that sees no
+/// temporary files.
+const BROWSER: &str = "chromium-headless-shell";
+/// A browser that has made nothing of a page after so many seconds never will.
+const PATIENCE_S: f64 = 120.0;
+const WIDTH: u32 = 1000;
+const HEIGHT: u32 = 1400;
+/// `--ground` of the style.
+const LIGHT: [u8; 3] = [0xff, 0xff, 0xff];
+const DARK: [u8; 3] = [0x14, 0x18, 0x1f];
+/// `--alarm-ground`, of the notice.
+const NOTICE_LIGHT: [u8; 3] = [0xff, 0xf3, 0xea];
+const NOTICE_DARK: [u8; 3] = [0x33, 0x22, 0x1a];
+
+fn has_browser() -> bool {
+    let ended = Command::new(BROWSER).arg("--version").output();
+    let has = ended.is_ok_and(|ended| ended.status.success());
+    if !has {
+        eprintln!("SKIPPED: there is no {BROWSER} here (make setup)");
+    }
+    has
+}
+
+/// Two targets, one of them emulated.
+fn page(directory: &Path) -> PathBuf {
+    let mut lines = String::new();
+    for repetition in 0..4 {
+        for (name, nature, iops) in [("a", Nature::Real, 9000.0), ("b", Nature::Emulated, 7000.0)] {
+            let target: Target = format!("{name}=/dev/{name}").parse().expect("a target");
+            let mut measured = Measurement::default();
+            measured.total.ios = 100_000;
+            measured.total.iops = iops + f64::from(repetition);
+            measured.total.latency_mean_us = 1e6 / iops;
+            for (percent, us) in [("50", 100.0), ("99", 400.0), ("99.9", 900.0)] {
+                measured.total.percentiles_us.insert(percent.to_owned(), us);
+            }
+            measured.series_interval_ms = 100;
+            measured.series_iops = vec![iops; 50];
+            let job = Job { name: "one".to_owned(), ..Job::default() };
+            let record = Record { repetition, nature, ..Record::new("s", &job, &target, measured) };
+            lines += &(serde_json::to_string(&record).expect("JSON") + "\n");
+        }
+    }
+    let results = directory.join("results.jsonl");
+    fs::write(&results, lines).expect("it can be written");
+    let html = Report::new(vec![Run::read(&results).expect("it can be read")]).html();
+    let page = directory.join("page.html");
+    fs::write(&page, html).expect("it can be written");
+    page
+}
+
+/// Runs the browser on a page. It has no network to ask, and nothing of it stays.
+fn browse(page: &Path, options: &[String]) {
+    let profile = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(BROWSER);
+    command
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        .args(["--no-zygote", "--no-first-run", "--hide-scrollbars"])
+        .args(["--disable-background-networking", "--proxy-server=127.0.0.1:1"])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .args(options)
+        .arg(format!("file://{}", page.display()));
+    let (interrupt, watch) = (Interrupt::never(), Stopwatch::start());
+    let ended = os::run(&mut command, 1 << 20, &interrupt, &mut || {
+        if watch.seconds() > PATIENCE_S {
+            interrupt.raise();
+        }
+    });
+    let ended = ended.unwrap_or_else(|error| panic!("{BROWSER}: {error}"));
+    assert!(ended.status.success(), "{}", ended.said(2000));
+}
+
+/// A picture: how wide it is, and its pixels.
+fn picture(path: &Path) -> (usize, Vec<[u8; 3]>) {
+    let file = std::io::Cursor::new(fs::read(path).expect("the browser wrote it"));
+    let mut reader = png::Decoder::new(file).read_info().expect("a PNG");
+    let mut bytes = vec![0; reader.output_buffer_size().expect("it is small")];
+    let info = reader.next_frame(&mut bytes).expect("a picture");
+    assert_eq!((info.width, info.height, info.bit_depth), (WIDTH, HEIGHT, png::BitDepth::Eight));
+    let samples = info.color_type.samples();
+    let pixels = bytes[..info.buffer_size()].chunks(samples).map(|p| [p[0], p[1], p[2]]).collect();
+    (info.width as usize, pixels)
+}
+
+#[test]
+fn both_themes_are_drawn() {
+    if !has_browser() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let page = page(directory.path());
+    // The browser's own numbers of the themes.
+    for (theme, ground, notice) in [(1, LIGHT, NOTICE_LIGHT), (0, DARK, NOTICE_DARK)] {
+        let shot = directory.path().join(format!("{theme}.png"));
+        let options = [
+            format!("--blink-settings=preferredColorScheme={theme}"),
+            format!("--window-size={WIDTH},{HEIGHT}"),
+            format!("--screenshot={}", shot.display()),
+        ];
+        browse(&page, &options);
+        let (width, pixels) = picture(&shot);
+        let of = |color: [u8; 3]| pixels.iter().filter(|pixel| **pixel == color).count();
+        assert!(of(ground) * 2 > pixels.len(), "most of it is the ground");
+        assert!(of(notice) * 100 > pixels.len(), "the notice has its own");
+        let other = if ground == LIGHT { DARK } else { LIGHT };
+        assert!(of(other) * 20 < pixels.len(), "of the other theme there is nothing but ink");
+        // Nothing reaches over the page's edges, or is cut off by them.
+        for row in pixels.chunks(width) {
+            assert_eq!((row[0], row[width - 1]), (ground, ground));
+        }
+        // There is something in both of the page's halves: tables above, plots below.
+        let inked = |rows: &[[u8; 3]]| rows.iter().filter(|pixel| **pixel != ground).count();
+        let (above, below) = pixels.split_at(pixels.len() / 2);
+        assert!(inked(above) * 50 > above.len() && inked(below) * 200 > below.len());
+    }
+}
+
+#[test]
+fn it_prints() {
+    if !has_browser() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let page = page(directory.path());
+    let paper = directory.path().join("paper.pdf");
+    browse(&page, &[format!("--print-to-pdf={}", paper.display())]);
+    let pdf = fs::read(&paper).expect("the browser wrote it");
+    let has = |what: &[u8]| pdf.windows(what.len()).any(|part| part == what);
+    assert!(pdf.starts_with(b"%PDF-") && has(b"/Page") && has(b"%%EOF"));
+}

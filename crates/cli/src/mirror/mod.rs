@@ -1,0 +1,205 @@
+//! `flagstone mirror`: what is asked of the mirrors of the server that runs on this machine.
+//!
+//! What loses something is asked about first: the server says, from the present state, what is lost;
+//! a person on a terminal agrees to just that, and a script says `--yes`.
+
+pub mod args;
+mod request;
+mod show;
+mod show_all;
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use flagstone_api::head::encode;
+use flagstone_control::api::document::VolumesDocument;
+use flagstone_control::api::mirror_document::{ActionDocument, MirrorDocument};
+use flagstone_runtime::{Config as RuntimeConfig, DriverChoice, run as run_cores, time};
+
+use crate::exit::Exit;
+use crate::output::{complain, print};
+use crate::status::CLEAR;
+use crate::status::server::{Problem, Server, read};
+use args::{Asking, MirrorArgs, MirrorCommand, StatusArgs};
+use request::{Request, is_settled, request};
+use show::Look;
+
+/// Runs the command.
+pub fn run(args: &MirrorArgs) -> Exit {
+    // It asks a question now and then: threads start faster than rings.
+    let config = RuntimeConfig { driver: DriverChoice::Threads, ..RuntimeConfig::default() };
+    let result = match run_cores(&config, || asked(args)) {
+        Ok(result) => result,
+        Err(error) => Err(Problem(error.to_string())),
+    };
+    result.unwrap_or_else(|Problem(text)| {
+        complain(&format!("flagstone: error: {text}\n"));
+        Exit::Failed
+    })
+}
+
+async fn asked(args: &MirrorArgs) -> Result<Exit, Problem> {
+    match &args.command {
+        MirrorCommand::Status(args) => status(args).await,
+        command => match request(command) {
+            Some(request) => act(&request).await,
+            None => Ok(Exit::Usage),
+        },
+    }
+}
+
+fn path(volume: &str) -> String {
+    format!("/v1/volumes/{}/mirror", encode(volume))
+}
+
+async fn status(args: &StatusArgs) -> Result<Exit, Problem> {
+    match &args.volume {
+        Some(volume) => watch(&args.asking, volume, |_| !args.asking.watch).await,
+        None => watch_all(&args.asking).await,
+    }
+}
+
+/// Shows the mirror of a volume until `is_last` says that it has been seen enough.
+async fn watch(
+    asking: &Asking,
+    volume: &str,
+    is_last: impl Fn(&MirrorDocument) -> bool,
+) -> Result<Exit, Problem> {
+    let mut server = Server::find(asking.api.as_ref()).await?;
+    let mut last = None;
+    loop {
+        let body = server.get_text(&path(volume)).await?;
+        let document: MirrorDocument = read(body.as_bytes())?;
+        let look = Look { at: time::now(), wall: time::wall_clock().as_secs(), document };
+        let text = match asking.json {
+            true => as_json(asking, body)?,
+            false => show::mirror(&look, last.as_ref()),
+        };
+        let seen = shown(asking, &text)?;
+        if !seen || is_last(&look.document) {
+            return Ok(ended(&look.document));
+        }
+        last = Some(look);
+        time::sleep(asking.interval).await;
+    }
+}
+
+async fn watch_all(asking: &Asking) -> Result<Exit, Problem> {
+    let mut server = Server::find(asking.api.as_ref()).await?;
+    loop {
+        let volumes: VolumesDocument = server.get("/v1/volumes").await?;
+        let told = volumes.volumes.into_iter().filter_map(|mut one| one.parts.remove("mirror"));
+        let told: Vec<_> = told.collect();
+        let text = match asking.json {
+            true if asking.watch => format!("{}\n", serde_json::Value::Array(told)),
+            true => {
+                let text = serde_json::to_string_pretty(&told).expect("it came as JSON");
+                text + "\n"
+            }
+            false => {
+                let mirrors = told.into_iter().map(serde_json::from_value).collect();
+                let mirrors: Result<Vec<MirrorDocument>, serde_json::Error> = mirrors;
+                let mirrors = mirrors.map_err(|error| {
+                    Problem(format!("the server's answer is not understood: {error}"))
+                })?;
+                show_all::mirrors(&mirrors)
+            }
+        };
+        if !shown(asking, &text)? || !asking.watch {
+            return Ok(Exit::Success);
+        }
+        time::sleep(asking.interval).await;
+    }
+}
+
+/// The document as it came; of many, one a line.
+fn as_json(asking: &Asking, body: String) -> Result<String, Problem> {
+    if !asking.watch {
+        return Ok(body);
+    }
+    let value: serde_json::Value = read(body.as_bytes())?;
+    Ok(format!("{value}\n"))
+}
+
+/// Writes a look; false when its reader has seen enough.
+fn shown(asking: &Asking, text: &str) -> Result<bool, Problem> {
+    let mut out = io::stdout().lock();
+    let clear = if asking.watch && !asking.json && out.is_terminal() { CLEAR } else { "" };
+    let written = out.write_all(clear.as_bytes()).and_then(|()| out.write_all(text.as_bytes()));
+    match written.and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Problem(format!("cannot write the result: {error}"))),
+    }
+}
+
+/// A verify that found differences is not a success.
+fn ended(document: &MirrorDocument) -> Exit {
+    match &document.verify {
+        Some(verify) if !verify.running && verify.differing_bytes > 0 && !verify.repair => {
+            Exit::VerifyFailed
+        }
+        _ => Exit::Success,
+    }
+}
+
+async fn act(request: &Request) -> Result<Exit, Problem> {
+    if request.asks_first && !request.dry_run {
+        let (_, answer) = send(request, true).await?;
+        if let Some(loses) = answer.loses.as_ref().filter(|_| answer.changed)
+            && !is_agreed(request, &answer.said, loses)
+        {
+            return Ok(Exit::Usage);
+        }
+    }
+    let (body, answer) = send(request, request.dry_run).await?;
+    let asking = &request.asking;
+    if asking.json {
+        let text = as_json(asking, body)?;
+        let exit = print(&text, Exit::Success);
+        if exit != Exit::Success {
+            return Ok(exit);
+        }
+    } else if print(&show::action(&answer), Exit::Success) != Exit::Success {
+        return Ok(Exit::Failed);
+    }
+    if !asking.watch || request.dry_run {
+        return Ok(Exit::Success);
+    }
+    let peer = request.peer.as_deref();
+    let exit = watch(asking, &request.volume, |now| is_settled(request.action, peer, now)).await?;
+    // Differences that an earlier verify found are not what was asked for.
+    Ok(if request.action == "verify" { exit } else { Exit::Success })
+}
+
+async fn send(request: &Request, dry_run: bool) -> Result<(String, ActionDocument), Problem> {
+    let mut body = request.body.clone();
+    if dry_run {
+        body.insert("dry_run".to_owned(), true.into());
+    }
+    let body = serde_json::Value::Object(body).to_string();
+    let path = format!("{}/{}", path(&request.volume), request.action);
+    let mut server = Server::find(request.asking.api.as_ref()).await?;
+    let text = server.post_text(&path, &body).await?;
+    let answer = read(text.as_bytes())?;
+    Ok((text, answer))
+}
+
+/// A person agrees to what is lost. Where there is none, nothing is done.
+fn is_agreed(request: &Request, said: &str, loses: &str) -> bool {
+    complain(&format!("{said}\nthis loses: {loses}\n"));
+    if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
+        complain(&format!(
+            "flagstone: error: nothing was done: to have it done, add --yes to `flagstone mirror \
+             {} {}`\n",
+            request.action, request.volume
+        ));
+        return false;
+    }
+    complain("do it? Write yes: ");
+    let mut answer = String::new();
+    let agreed = io::stdin().read_line(&mut answer).is_ok() && answer.trim() == "yes";
+    if !agreed {
+        complain("nothing was done\n");
+    }
+    agreed
+}

@@ -1,0 +1,275 @@
+//! The mirrors: their documents, and everything that an operator has them do.
+//!
+//! An action goes on to its end whether or not its asker waits for it: half a change of role is
+//! nothing to leave behind.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use flagstone_api::{Call, Exposition, Problem, Response, Router};
+use flagstone_mirror::peer::{AskError, Refusal};
+use flagstone_mirror::{CommandError, Mirror, PeerOptions, RoleError};
+use flagstone_runtime::spawn;
+use serde_json::{Map, Value};
+
+use super::Part;
+use super::mirror_document::{ActionDocument, MirrorDocument};
+use super::mirror_foresee::{Deed, Foreseen, foresee};
+use super::mirror_order::{Action, Order};
+use super::mirror_verify::Verify;
+use super::mirror_view::{Named, document};
+use crate::mirrors::{CreateError, CreateRole, Mirrored};
+use crate::serve::Server;
+use crate::units::format_size;
+
+/// See the module.
+pub(super) struct Mirrors {
+    server: Rc<Server>,
+    /// By the volume's index: the verify that runs, or the last one.
+    verifies: RefCell<BTreeMap<usize, Verify>>,
+}
+
+impl Mirrors {
+    pub(super) fn new(server: Rc<Server>) -> Mirrors {
+        Mirrors { server, verifies: RefCell::default() }
+    }
+
+    fn of(&self, volume: usize) -> Option<&Rc<Mirrored>> {
+        self.server.mirrors.iter().find(|mirrored| mirrored.volume == volume)
+    }
+
+    fn named(&self, mirrored: &Mirrored) -> Named {
+        Named {
+            volume: self.server.config.volumes[mirrored.volume].name.clone(),
+            node: mirrored.node.clone(),
+            peers: mirrored.peers.clone(),
+            mirror: mirrored.mirror(),
+        }
+    }
+
+    fn document(&self, mirrored: &Mirrored) -> MirrorDocument {
+        let verify = self.verifies.borrow().get(&mirrored.volume).map(Verify::document);
+        document(&self.named(mirrored), verify)
+    }
+
+    /// The mirror of a volume that a path names.
+    fn find(&self, call: &Call) -> Result<&Rc<Mirrored>, Problem> {
+        let name = call.text("name");
+        let index = self.server.find_volume(name)?;
+        self.of(index).ok_or_else(|| {
+            let names = self.server.mirrors.iter();
+            let names = names.map(|one| self.server.config.volumes[one.volume].name.as_str());
+            let detail =
+                format!("`{name}` is not mirrored: its configuration has no `mirror = {{ … }}`");
+            Problem::not_found(detail).accepting(names)
+        })
+    }
+
+    async fn act(self: Rc<Self>, call: Call) -> Result<Response, Problem> {
+        let mirrored = self.find(&call)?.clone();
+        let body: Map<String, Value> = call.json()?;
+        let action = call.text("action").to_owned();
+        let order = Order::parse(&action, body)?;
+        let volume = call.text("name").to_owned();
+        tracing::info!(user = ?call.request.user, volume, ?order, "asked to act on a mirror");
+        let this = self.clone();
+        let work = async move {
+            let (order, mirrored) = (order, mirrored);
+            let foreseen = this.carry_out(&mirrored, &order).await?;
+            Ok(ActionDocument {
+                volume,
+                action,
+                changed: foreseen.changed,
+                dry_run: order.dry_run,
+                said: foreseen.said,
+                loses: foreseen.loses,
+                mirror: this.document(&mirrored),
+            })
+        };
+        let ended = spawn(work).await.unwrap_or_else(|_| {
+            let title = "The server ends";
+            Err(Problem::new(503, "busy", title, "the server is about to end"))
+        });
+        Ok(Response::ok(&ended?))
+    }
+
+    async fn carry_out(
+        self: &Rc<Self>,
+        mirrored: &Rc<Mirrored>,
+        order: &Order,
+    ) -> Result<Foreseen, Problem> {
+        if let Action::Create { source, destroy_data } = order.action {
+            return create(mirrored, source, destroy_data, order.dry_run).await;
+        }
+        let now = self.document(mirrored);
+        let foreseen = foresee(&now, order)?;
+        let Some(deed) = foreseen.deed.filter(|_| !order.dry_run) else { return Ok(foreseen) };
+        match (deed, mirrored.mirror()) {
+            (Deed::Delete { force }, _) => {
+                self.verifies.borrow_mut().remove(&mirrored.volume);
+                mirrored.delete(force, false).await.map_err(refused)?;
+            }
+            (Deed::StopVerify, _) => self.stop_verify(mirrored.volume),
+            (Deed::Verify { leg, repair, bytes_per_second }, Some(mirror)) => {
+                let peer = now.peers[leg].name.clone();
+                let verify = Verify::begin(mirror, leg, peer, repair, bytes_per_second);
+                self.verifies.borrow_mut().insert(mirrored.volume, verify);
+            }
+            (deed, Some(mirror)) => {
+                let done = apply(&mirror, deed).await;
+                done.map_err(|error| problem(&now, deed, error))?;
+            }
+            (_, None) => return Err(super::mirror_foresee::not_created(&now.volume)),
+        }
+        Ok(foreseen)
+    }
+
+    fn stop_verify(&self, volume: usize) {
+        if let Some(verify) = self.verifies.borrow_mut().get_mut(&volume) {
+            verify.stop();
+        }
+    }
+}
+
+async fn create(
+    mirrored: &Rc<Mirrored>,
+    source: bool,
+    destroy_data: bool,
+    dry_run: bool,
+) -> Result<Foreseen, Problem> {
+    let role = if source { CreateRole::Source } else { CreateRole::Target };
+    let created = mirrored.create(role, destroy_data, dry_run).await.map_err(refused)?;
+    let usable = format_size(created.usable_bytes);
+    let reserved = format_size(created.reserved_bytes);
+    let kind = if source { "source" } else { "target" };
+    if created.already {
+        let said = format!("there is a replica of {usable} here already, made as a {kind} is");
+        return Ok(Foreseen { changed: false, said, loses: None, deed: None });
+    }
+    let (said, loses) = match source {
+        true => (
+            format!("{usable} of the device are the volume, with the data that is there"),
+            format!("what the last {reserved} of the device hold: they take the mirror's metadata"),
+        ),
+        false => (
+            format!("the replica of {usable} waits for the data of the source"),
+            "everything on the device: it is overwritten".to_owned(),
+        ),
+    };
+    Ok(Foreseen { changed: true, said, loses: Some(loses), deed: None })
+}
+
+/// What a replica that was not made, or not forgotten, is to the asker.
+fn refused(error: CreateError) -> Problem {
+    match error {
+        CreateError::Refused(why) => Problem::conflict(why),
+        CreateError::Failed(why) => failed(why),
+    }
+}
+
+fn failed(why: impl Into<String>) -> Problem {
+    Problem::new(500, "failed", "A device or the peer failed", why)
+}
+
+/// Does it.
+async fn apply(mirror: &Mirror, deed: Deed) -> Result<(), CommandError> {
+    match deed {
+        Deed::Wish { leg, wish } => mirror.set_wish(leg, wish).await,
+        Deed::Resync { leg, full, compare } => {
+            if let Some(compare) = compare {
+                let options = mirror.options(leg).ok_or(CommandError::NoPeer)?;
+                mirror.set_options(leg, PeerOptions { compare, ..options })?;
+            }
+            if full {
+                mirror.resync_all(leg)?;
+            }
+            mirror.set_wish(leg, flagstone_mirror::state::Wish::Mirror).await
+        }
+        Deed::Switchover { leg } => mirror.switchover(leg).await,
+        Deed::Failover => Ok(mirror.failover().await?),
+        Deed::Resolve { leg, keep_mine: true } => resolved(mirror.resolve_keep_mine(leg).await),
+        Deed::Resolve { leg, keep_mine: false } => resolved(mirror.resolve_keep_peers(leg).await),
+        Deed::Demote => Ok(mirror.demote().await?),
+        // Not the mirror's own.
+        Deed::Verify { .. } | Deed::StopVerify | Deed::Delete { .. } => Ok(()),
+    }
+}
+
+/// A split brain that has ended meanwhile is what was asked for.
+fn resolved(result: Result<(), CommandError>) -> Result<(), CommandError> {
+    match result {
+        Err(CommandError::NoSplitBrain) => Ok(()),
+        other => other,
+    }
+}
+
+/// Why the mirror did not do it, with what to do next.
+fn problem(now: &MirrorDocument, deed: Deed, error: CommandError) -> Problem {
+    let (volume, node) = (&now.volume, &now.node);
+    let leg = match deed {
+        Deed::Wish { leg, .. }
+        | Deed::Resync { leg, .. }
+        | Deed::Switchover { leg }
+        | Deed::Resolve { leg, .. } => leg,
+        _ => 0,
+    };
+    let peer = now.peers.get(leg);
+    let name = peer.map_or("the peer", |peer| peer.name.as_str());
+    match error {
+        CommandError::NotInSync => match peer {
+            Some(peer) if peer.state != "mirroring" => {
+                super::mirror_foresee::not_in_sync(now, peer)
+            }
+            _ => Problem::conflict(format!("{name} is not in sync any more: nothing was changed")),
+        },
+        CommandError::Role(RoleError::Io(error)) => {
+            failed(format!("the device of {node}, or its log, fails: {error}"))
+        }
+        CommandError::Unknown => failed(format!(
+            "{name} was lost while it took {volume} over: {node} serves nobody until it hears of \
+             {name}; see what `flagstone mirror status {volume}` says there"
+        )),
+        CommandError::Peer(AskError::Refused(Refusal::Active)) => Problem::conflict(format!(
+            "{name} serves hosts itself: first `flagstone mirror demote {volume}` there"
+        )),
+        CommandError::Peer(AskError::Refused(Refusal::NotNow)) => Problem::conflict(format!(
+            "{name} does not serve {volume}, or {node} is not in sync with it: see `flagstone \
+             mirror status {volume}` there"
+        )),
+        CommandError::Peer(AskError::Refused(refusal)) => {
+            Problem::conflict(format!("{name} refuses: {refusal}"))
+        }
+        CommandError::Peer(error) => failed(format!(
+            "{name} cannot be asked ({error}): see that flagstone serves there and that its \
+             address can be reached"
+        )),
+        other => Problem::conflict(format!("nothing was changed: {other}")),
+    }
+}
+
+impl Part for Mirrors {
+    fn routes(self: Rc<Self>, router: &mut Router) {
+        let this = self.clone();
+        let about = "The mirror of a volume: its state, peers, log and verify.";
+        router.get("/v1/volumes/{name}/mirror", about, move |call: Call| {
+            let found = this.find(&call).map(|mirrored| this.document(mirrored));
+            async move { Ok(Response::ok(&found?)) }
+        });
+        let about = "Acts on the mirror of a volume, or says what that would come to.";
+        router.post("/v1/volumes/{name}/mirror/{action}", about, move |call: Call| {
+            self.clone().act(call)
+        });
+    }
+
+    fn volume(&self, index: usize) -> Option<(&'static str, Value)> {
+        let document = self.document(self.of(index)?);
+        Some(("mirror", serde_json::to_value(document).expect("its keys are texts")))
+    }
+
+    fn metrics(&self, out: &mut Exposition) {
+        let documents: Vec<_> =
+            self.server.mirrors.iter().map(|mirrored| self.document(mirrored)).collect();
+        super::mirror_metrics::write(&documents, out);
+    }
+}

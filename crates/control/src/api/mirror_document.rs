@@ -1,0 +1,213 @@
+//! The documents of mirrors, as they are written and as our own client reads them.
+//!
+//! Members may be added within a version, so readers ignore what they do not know; words of
+//! `state` too.
+
+use serde::{Deserialize, Serialize};
+
+/// The state of a mirror whose replica was not made yet, or cannot be opened.
+pub const NOT_CREATED: &str = "not-created";
+
+/// `GET /v1/volumes/{name}/mirror`, and the member `mirror` of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MirrorDocument {
+    /// The volume's name.
+    pub volume: String,
+    /// This node's name.
+    pub node: String,
+    /// The state of the peer that is worst off, or `not-created`.
+    pub state: String,
+    /// What to do next, for people; empty when there is nothing to do.
+    pub next: Vec<String>,
+    /// Peers, in the order of the configuration.
+    pub peers: Vec<PeerDocument>,
+    /// This node's replica; `null` before it was made.
+    pub replica: Option<ReplicaDocument>,
+    /// The verify that runs, or the last one since the server began.
+    pub verify: Option<VerifyDocument>,
+}
+
+/// This node's replica.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReplicaDocument {
+    /// `source` or `target`.
+    pub role: String,
+    /// Hosts are served from here.
+    pub active: bool,
+    /// A source is attached to it.
+    pub has_source: bool,
+    /// A resync to it has not ended: its data is of no moment in time.
+    pub inconsistent: bool,
+    /// The local leg has failed: a peer carries the volume.
+    pub local_failed: bool,
+    /// Highest epoch seen.
+    pub epoch: u64,
+    /// Generation of the data here.
+    pub generation: String,
+    /// The volume, as all replicas name it.
+    pub volume_uuid: String,
+    /// This replica.
+    pub replica_uuid: String,
+    /// What hosts may use.
+    pub size_bytes: u64,
+    /// Calls of hosts in progress: the queue depth.
+    pub in_flight: u64,
+    /// Those of them that wait for one that overlaps.
+    pub waiting_for_overlap: u64,
+    /// Writes that are held: for the peer, or for a change of role.
+    pub held: u64,
+    /// Writes of hosts, since the replica was opened as are all counters here.
+    pub writes: u64,
+    /// What the local leg took for them, together.
+    pub local_us: u64,
+    /// The write-intent log.
+    pub log: LogDocument,
+}
+
+/// What the write-intent log has cost and saved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogDocument {
+    /// Regions that may be written without a word to the log.
+    pub hot_regions: u64,
+    /// Writes that needed no write of metadata, as their regions were hot.
+    pub saved_writes: u64,
+    /// Writes that waited for the log.
+    pub waited_writes: u64,
+    /// Writes of metadata that were made: records of hot regions.
+    pub record_writes: u64,
+    /// The same: bitmap pages.
+    pub page_writes: u64,
+    /// Flushes of the data device for the log's sake.
+    pub data_flushes: u64,
+    /// Writes or flushes of the log that failed.
+    pub failures: u64,
+}
+
+/// A peer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PeerDocument {
+    /// Its name.
+    pub name: String,
+    /// The state of the mirror towards it.
+    pub state: String,
+    /// What the operator wants: `mirror`, `pause` or `break`.
+    pub wish: String,
+    /// `sync` or `async`.
+    pub mode: String,
+    /// `disk` or `memory`.
+    pub ack: String,
+    /// `continue` or `strict`.
+    pub when_peer_lost: String,
+    /// A resync compares checksums first, and copies what differs.
+    pub compare: bool,
+    /// Everything is copied, or is going to be.
+    pub full_resync: bool,
+    /// What it said when it was met last; `null` before.
+    pub met: Option<MetDocument>,
+    /// What it lacks, at the bitmap's granularity.
+    pub out_of_date_bytes: u64,
+    /// When it was last known to be in sync, since the Unix epoch; `null` for never since the
+    /// replica was opened.
+    pub last_in_sync_seconds: Option<u64>,
+    /// Asynchronous mode: what it has not acknowledged.
+    pub lag_bytes: u64,
+    /// The same in writes.
+    pub lag_writes: u64,
+    /// The age of the oldest of them.
+    pub lag_us: u64,
+    /// What the resync that goes on, or the last one, has sent.
+    pub copied_bytes: u64,
+    /// The resync that goes on; `null` without one.
+    pub resync: Option<ResyncDocument>,
+    /// What writes waited for it beyond the local leg, together.
+    pub added_us: u64,
+    /// How many writes that were.
+    pub added_writes: u64,
+    /// Times that it was lost after it had been attached.
+    pub losses: u64,
+}
+
+/// What a peer said of itself when it was met last.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetDocument {
+    /// Its replica.
+    pub replica_uuid: String,
+    /// `source` or `target`.
+    pub role: String,
+    /// It served hosts.
+    pub active: bool,
+    /// Highest epoch that it had seen.
+    pub epoch: u64,
+    /// Generation of its data.
+    pub generation: String,
+    /// Its data was of no moment in time.
+    pub inconsistent: bool,
+}
+
+/// A resync.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResyncDocument {
+    /// Everything is copied, rather than what is marked.
+    pub full: bool,
+    /// Copied, or found to be equal.
+    pub done_bytes: u64,
+    /// Of so many.
+    pub total_bytes: u64,
+    /// Of those done: found to be equal by their checksums, and not sent.
+    pub skipped_bytes: u64,
+    /// How fast it goes.
+    pub bytes_per_second: u64,
+    /// Until it ends at this rate; `null` when it stands still.
+    pub remaining_seconds: Option<u64>,
+}
+
+/// A verify.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerifyDocument {
+    /// The peer that is compared with.
+    pub peer: String,
+    /// It has not ended.
+    pub running: bool,
+    /// Compared so far.
+    pub compared_bytes: u64,
+    /// Of so many.
+    pub total_bytes: u64,
+    /// What differs is brought up to date from the source when it ends.
+    pub repair: bool,
+    /// Bytes that differ, once it has ended.
+    pub differing_bytes: u64,
+    /// Where, as offset and length in bytes; the first of them.
+    pub differences: Vec<(u64, u64)>,
+    /// Ranges that differ and are not listed.
+    pub unlisted: u64,
+    /// Why it ended early.
+    pub error: Option<String>,
+    /// When it began, since the Unix epoch.
+    pub began_seconds: u64,
+}
+
+/// What an action answers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ActionDocument {
+    /// The volume.
+    pub volume: String,
+    /// The action.
+    pub action: String,
+    /// Something is other than it was, or would be.
+    pub changed: bool,
+    /// Nothing was done: this is what would be.
+    pub dry_run: bool,
+    /// What was done, or would be, for people.
+    pub said: String,
+    /// What is lost by it; `null` for nothing.
+    pub loses: Option<String>,
+    /// The mirror after it, or now.
+    pub mirror: MirrorDocument,
+}
+
+impl MirrorDocument {
+    /// The peer of this name.
+    pub fn peer(&self, name: &str) -> Option<&PeerDocument> {
+        self.peers.iter().find(|peer| peer.name == name)
+    }
+}

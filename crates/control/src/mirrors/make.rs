@@ -1,0 +1,244 @@
+//! Making a replica, and forgetting it: what `flagstone mirror create` and `delete` do.
+
+use std::rc::Rc;
+
+use flagstone_blockdev::{FileDevice, FileOptions, IoError, SharedDevice};
+use flagstone_mirror::format::superblock::Role;
+use flagstone_mirror::id::Uuid as Id;
+use flagstone_mirror::peer::{About, identify};
+use flagstone_mirror::replica::{Create, Replica};
+use flagstone_mirror::shape::{Shape, log_layout};
+use flagstone_runtime::buf;
+
+use super::{Mirrored, shape};
+use crate::config;
+use crate::device_spec::DeviceSpec;
+use crate::stack::{OpenOptions, layered, open_device};
+use crate::units::format_size;
+
+/// How much of a device is looked at for signs of data, at its beginning.
+const LOOK_BYTES: usize = 1 << 20;
+
+/// What a new replica is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CreateRole {
+    /// Keeps what is on the device: it is the volume's data.
+    Source,
+    /// Takes the volume's identity from the peer, and later its data.
+    Target,
+}
+
+/// A replica that was made, or is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Created {
+    /// Size of the volume, in bytes.
+    pub usable_bytes: u64,
+    /// What the mirror takes of the device, in bytes.
+    pub reserved_bytes: u64,
+    /// It was there before.
+    pub already: bool,
+    /// The volume; zero for one that is yet to be made.
+    pub volume: Id,
+    /// The replica; the same.
+    pub replica: Id,
+}
+
+/// Why a replica was not made, or not forgotten.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CreateError {
+    /// It would do harm, or cannot be: what to do instead.
+    #[error("{0}")]
+    Refused(String),
+    /// A device or the peer failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+fn failed(error: impl ToString) -> CreateError {
+    CreateError::Failed(error.to_string())
+}
+
+/// Opens the device of the log, if it is one of its own. A file that is not there is made, as large
+/// as a volume of this shape needs: a log that was lost is answered by the mirror.
+pub(super) async fn open_log(
+    config: &config::Mirror,
+    shape: &Shape,
+) -> Result<Option<SharedDevice>, String> {
+    let Some(spec) = &config.bitmap else { return Ok(None) };
+    let needed = log_layout(shape).total_bytes;
+    if let DeviceSpec::Path(path) = spec
+        && !path.exists()
+    {
+        let options = FileOptions { create_bytes: Some(needed), ..FileOptions::default() };
+        drop(FileDevice::open(path, &options).map_err(|error| error.to_string())?);
+        tracing::info!("made {} for the write-intent log", path.display());
+    }
+    let device =
+        open_device(spec, &OpenOptions::default()).await.map_err(|error| error.to_string())?;
+    let mut layers = config.bitmap_layers.iter().rev();
+    let device = layers.try_fold(device, layered).map_err(|error| format!("{spec}: {error}"))?;
+    let has = device.geometry().size_bytes;
+    if has < needed {
+        return Err(format!(
+            "{spec}, for the write-intent log, has {}: {} are needed",
+            format_size(has),
+            format_size(needed)
+        ));
+    }
+    Ok(Some(device))
+}
+
+impl Mirrored {
+    /// Makes this node's replica and opens it. One that is there already with this role is fine.
+    pub(crate) async fn create(
+        self: &Rc<Self>,
+        role: CreateRole,
+        destroy_data: bool,
+        dry_run: bool,
+    ) -> Result<Created, CreateError> {
+        if let Some(mirror) = self.mirror() {
+            return self.already(&mirror, role);
+        }
+        let (volume, shape) = match role {
+            CreateRole::Source => {
+                (Id::random(), shape(&self.config, self.leg.geometry().size_bytes))
+            }
+            CreateRole::Target => self.of_peer(destroy_data).await?,
+        };
+        let layout = flagstone_mirror::shape::layout(self.leg.geometry().size_bytes, &shape);
+        let room = layout.map_or(0, |layout| layout.usable_bytes);
+        if role == CreateRole::Target && room < shape.usable_bytes {
+            return Err(CreateError::Refused(format!(
+                "the volume has {}, this device has room for {}: give it a larger one",
+                format_size(shape.usable_bytes),
+                format_size(room)
+            )));
+        }
+        let usable_bytes = room.min(shape.usable_bytes);
+        let reserved_bytes = self.leg.geometry().size_bytes - usable_bytes;
+        if dry_run {
+            let none = Id::default();
+            let (volume, replica) = (none, none);
+            return Ok(Created { usable_bytes, reserved_bytes, already: false, volume, replica });
+        }
+        let log_shape = Shape { usable_bytes, ..shape };
+        let log = open_log(&self.config, &log_shape).await.map_err(failed)?;
+        let create = Create { volume, with_data: role == CreateRole::Source, shape };
+        Replica::create_within(self.leg.clone(), log.clone(), create, usable_bytes)
+            .await
+            .map_err(failed)?;
+        let replica = Replica::open(self.leg.clone(), log).await.map_err(failed)?;
+        let id = replica.superblock().replica;
+        self.run(replica).await.map_err(failed)?;
+        Ok(Created { usable_bytes, reserved_bytes, already: false, volume, replica: id })
+    }
+
+    fn already(
+        &self,
+        mirror: &flagstone_mirror::Mirror,
+        role: CreateRole,
+    ) -> Result<Created, CreateError> {
+        let status = mirror.status();
+        let holds_data = !status.generation.is_none();
+        if role == CreateRole::Source && !holds_data {
+            return Err(CreateError::Refused(
+                "there is a replica here already, a target that holds no data yet: delete it first"
+                    .to_owned(),
+            ));
+        }
+        if role == CreateRole::Target && status.role == Role::Source {
+            return Err(CreateError::Refused(
+                "there is a replica here already, and it is the source: if its data is not wanted, \
+                 delete it first"
+                    .to_owned(),
+            ));
+        }
+        let usable_bytes = flagstone_blockdev::BlockDevice::geometry(mirror).size_bytes;
+        Ok(Created {
+            usable_bytes,
+            reserved_bytes: self.leg.geometry().size_bytes.saturating_sub(usable_bytes),
+            already: true,
+            volume: status.volume,
+            replica: status.replica,
+        })
+    }
+
+    /// The volume as a peer has it, and that what is here may be overwritten.
+    async fn of_peer(&self, destroy_data: bool) -> Result<(Id, Shape), CreateError> {
+        let about = self.ask_peers().await?;
+        if !destroy_data && self.holds_something().await.map_err(failed)? {
+            return Err(CreateError::Refused(format!(
+                "the device of volume `{}` is not empty, and all that is on it would be \
+                 overwritten: look what it is; if it is not needed, say so with --destroy-data",
+                self.name
+            )));
+        }
+        let mut shape = shape(&self.config, about.view.usable_bytes);
+        let regions = shape.region_bytes / shape.bit_bytes;
+        (shape.usable_bytes, shape.bit_bytes) = (about.view.usable_bytes, about.view.bit_bytes);
+        shape.region_bytes = shape.bit_bytes.saturating_mul(regions);
+        Ok((about.view.volume, shape))
+    }
+
+    /// What the first peer says that can be asked.
+    async fn ask_peers(&self) -> Result<About, CreateError> {
+        let mut problem = String::new();
+        for (leg, name) in self.peers.iter().enumerate() {
+            let way = self.way(leg).map_err(failed)?;
+            let answer = match way.connect().await {
+                Ok(session) => {
+                    let answer = identify(&session, Id::default()).await;
+                    session.close();
+                    answer.map_err(|error| error.to_string())
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            match answer {
+                Ok(about) => return Ok(about),
+                Err(error) => {
+                    problem = format!("peer `{name}` at {}: {error}", self.links[leg].address)
+                }
+            }
+        }
+        Err(CreateError::Refused(format!(
+            "no peer tells what the volume is ({problem}): is the server there up, and has its \
+             replica been made (`flagstone mirror create {} --source`)?",
+            self.name
+        )))
+    }
+
+    async fn holds_something(&self) -> Result<bool, IoError> {
+        let block = u64::from(self.leg.geometry().block_bytes);
+        let len = self.leg.geometry().size_bytes.min(LOOK_BYTES as u64) / block * block;
+        let memory = buf::acquire(len as usize).await.map_err(|_| IoError::NoMemory)?;
+        let found = self.leg.read(0, memory).await?;
+        Ok(found.iter().any(|byte| *byte != 0))
+    }
+
+    /// Forgets the replica: nobody can tell any more what it is a replica of. Its data stays.
+    pub(crate) async fn delete(&self, force: bool, dry_run: bool) -> Result<(), CreateError> {
+        let Some(mirror) = self.mirror() else {
+            return Ok(());
+        };
+        if mirror.is_active() && !force {
+            return Err(CreateError::Refused(
+                "it serves hosts: hand the volume to the peer first (flagstone mirror switchover), \
+                 or force it"
+                    .to_owned(),
+            ));
+        }
+        if dry_run {
+            return Ok(());
+        }
+        self.watch.borrow_mut().take();
+        self.set_access(false);
+        mirror.stop().await.map_err(failed)?;
+        mirror.close();
+        let target = self.target.borrow().clone();
+        if let Some(target) = target {
+            target.remove_subsystem(&self.replica_nqn).map_err(failed)?;
+        }
+        self.slot.set(None);
+        Replica::forget(&self.leg).await.map_err(failed)
+    }
+}

@@ -1,0 +1,306 @@
+//! The mirrored volumes of a server: from what the configuration says to mirrors that run.
+//!
+//! A mirrored volume is open before its replica has been made, so that `flagstone mirror create`
+//! can be told to a running server; hosts are sent away until then. What is below the mirror in the
+//! volume's table is its local leg. Each has, besides its namespace:
+//!
+//! - a hidden subsystem, in which its leg is served to the peers of the configuration alone;
+//! - the way to each peer: an NVMe/TCP host that calls itself by this node's name;
+//! - a watch that has the namespace's access state follow the role.
+//!
+//! Names are the same on all nodes, made of the volume's NQN and the nodes' names: so two files with
+//! the roles swapped fit each other.
+
+mod make;
+mod slot;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_mirror::pace::PaceLimits;
+use flagstone_mirror::peer::SharedPeer;
+use flagstone_mirror::queue::QueueLimits;
+use flagstone_mirror::replica::{Replica, ReplicaError};
+use flagstone_mirror::shape::{Shape, layout};
+use flagstone_mirror::{Mirror, PeerOptions};
+use flagstone_nvme::Nqn;
+use flagstone_nvme::log::AnaState;
+use flagstone_nvmf::host::HostOptions;
+use flagstone_nvmf::target::{SubsystemConfig, Target};
+use flagstone_replication::{NvmePeer, replication_nqn, serve_replica};
+use flagstone_runtime::net::Address;
+use flagstone_runtime::spawn;
+use flagstone_runtime::task::AbortOnDrop;
+
+use crate::config::{self, Config, Peer};
+use crate::names::Uuid;
+use crate::stack::{OpenError, resolve};
+
+pub(crate) use make::{CreateError, CreateRole};
+use slot::Slot;
+
+/// Controllers and ports of the nodes of a subsystem have numbers of their own: each node has one of
+/// so many shares.
+const NODES: u16 = crate::limits::MAX_PEERS as u16 + 1;
+
+/// A mirrored volume.
+pub(crate) struct Mirrored {
+    /// Index in [`Config::volumes`].
+    pub(crate) volume: usize,
+    /// Names of its peers, in the order of the legs of [`Mirror`].
+    pub(crate) peers: Vec<String>,
+    /// This node's own name.
+    pub(crate) node: String,
+    name: String,
+    config: config::Mirror,
+    links: Vec<Peer>,
+    /// The volume's subsystem, that of its replica, and the names of the nodes as hosts.
+    nqn: Nqn,
+    replica_nqn: Nqn,
+    own_host: Nqn,
+    peer_hosts: Vec<Nqn>,
+    leg: SharedDevice,
+    slot: Arc<Slot>,
+    target: RefCell<Option<Arc<Target>>>,
+    watch: RefCell<Option<AbortOnDrop<()>>>,
+}
+
+impl Mirrored {
+    /// The mirror of the volume at `index` over its leg. Nothing is read or written yet.
+    pub(crate) fn over(
+        config: &Config,
+        index: usize,
+        leg: SharedDevice,
+    ) -> Result<Mirrored, OpenError> {
+        let volume = &config.volumes[index];
+        let failed = |problem: String| OpenError {
+            device: format!("the mirror of volume `{}`", volume.name),
+            problem,
+        };
+        let mirror = volume.mirror().ok_or_else(|| failed("it has none".to_owned()))?;
+        let subsystem = config.subsystems.iter().find(|one| one.namespaces.contains(&index));
+        let named = |text: &str| Nqn::new(text).map_err(|error| failed(format!("{text}: {error}")));
+        let nqn = named(subsystem.map_or("", |subsystem| &subsystem.nqn))?;
+        let too_long = || failed(format!("{nqn} is too long to have `:replica` after it"));
+        let replica_nqn = replication_nqn(&nqn).ok_or_else(too_long)?;
+        let node = config.server.node.clone().unwrap_or_default();
+        let prefix = &config.server.nvme.nqn_prefix;
+        let host = |node: &str| named(&format!("{prefix}:node:{node}"));
+        let links: Vec<Peer> =
+            mirror.peers.iter().map(|peer| config.peers[*peer].clone()).collect();
+        let geometry = leg.geometry();
+        let layout = layout(geometry.size_bytes, &shape(mirror, geometry.size_bytes));
+        let layout = layout.ok_or_else(|| {
+            failed("its device is too small to have the mirror's own structures beside data".into())
+        })?;
+        let usable = flagstone_blockdev::Geometry { size_bytes: layout.usable_bytes, ..geometry };
+        Ok(Mirrored {
+            volume: index,
+            peers: links.iter().map(|peer| peer.name.clone()).collect(),
+            own_host: host(&node)?,
+            peer_hosts: links.iter().map(|peer| host(&peer.name)).collect::<Result<_, _>>()?,
+            node,
+            name: volume.name.clone(),
+            config: mirror.clone(),
+            links,
+            nqn,
+            replica_nqn,
+            leg,
+            slot: Slot::new(usable),
+            target: RefCell::default(),
+            watch: RefCell::default(),
+        })
+    }
+}
+
+/// Granularities of a replica that is made on a device of so many bytes.
+fn shape(mirror: &config::Mirror, device_bytes: u64) -> Shape {
+    let mut shape = Shape::for_size(device_bytes);
+    let bits = shape.region_bytes / shape.bit_bytes;
+    shape.bit_bytes = shape.bit_bytes.max(mirror.granularity_bytes);
+    // Regions keep their size while they can: it is what the log writes for.
+    shape.region_bytes =
+        shape.region_bytes.clamp(shape.bit_bytes, shape.bit_bytes.saturating_mul(bits));
+    let hot = mirror.crash_resync_bytes / u64::from(shape.region_bytes);
+    let (least, most) = (flagstone_mirror::limits::HOT_MIN, flagstone_mirror::limits::HOT_MAX);
+    shape.hot_regions = hot.clamp(least.into(), most.into()) as u32;
+    shape
+}
+
+/// The share of this node in what nodes of one subsystem must not have in common: its place among
+/// the names of all nodes.
+pub(crate) fn share(config: &Config) -> Option<u16> {
+    let mirrored = config.volumes.iter().any(|volume| volume.mirror().is_some());
+    let node = config.server.node.as_ref().filter(|_| mirrored)?;
+    Some(config.peers.iter().filter(|peer| peer.name < *node).count() as u16)
+}
+
+/// Controller identifiers of a share, and its first port identifier.
+pub(crate) fn identifiers(share: u16) -> (std::ops::RangeInclusive<u16>, u16) {
+    let controllers = flagstone_nvme::command::fabrics::CONTROLLER_ID_MAX / NODES;
+    let first = share * controllers + 1;
+    (first..=first + controllers - 1, share * 64 + 1)
+}
+
+impl Mirrored {
+    /// The device that hosts see.
+    pub(crate) fn device(&self) -> SharedDevice {
+        self.slot.clone()
+    }
+
+    /// The mirror, once its replica has been made and is open.
+    pub(crate) fn mirror(&self) -> Option<Mirror> {
+        self.slot.mirror()
+    }
+
+    /// Opens the replica, if there is one, and begins to serve if that is safe. Hosts of `target` are
+    /// sent away until then.
+    pub(crate) async fn start(self: &Rc<Self>, target: &Arc<Target>) -> Result<(), OpenError> {
+        *self.target.borrow_mut() = Some(target.clone());
+        self.set_access(false);
+        match self.open().await {
+            Ok(Some(replica)) => self.run(replica).await.map_err(|error| self.failed(error)),
+            Ok(None) => {
+                let name = &self.name;
+                tracing::warn!(
+                    "volume `{name}` has no replica here yet: make it with `flagstone mirror create \
+                     {name} --source` on the node that has the data, `--target` on the other"
+                );
+                Ok(())
+            }
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    fn failed(&self, problem: impl ToString) -> OpenError {
+        let device = format!("the mirror of volume `{}`", self.name);
+        OpenError { device, problem: problem.to_string() }
+    }
+
+    /// The replica that is on the leg; `None` when there is none.
+    async fn open(&self) -> Result<Option<Replica>, String> {
+        let found = flagstone_mirror::replica::read_superblock(&self.leg).await;
+        let superblock = match found {
+            Ok(superblock) => superblock,
+            Err(ReplicaError::Superblock(_)) => return Ok(None),
+            Err(error) => return Err(error.to_string()),
+        };
+        let log = make::open_log(&self.config, &superblock.shape).await?;
+        let replica =
+            Replica::open(self.leg.clone(), log).await.map_err(|error| error.to_string())?;
+        if replica.geometry().size_bytes > self.slot_bytes() {
+            return Err("it is larger than the device has room for".to_owned());
+        }
+        if let Some(lost) = replica.lost() {
+            tracing::warn!(
+                "the log of volume `{}` was lost ({lost}): all is to be compared",
+                self.name
+            );
+        }
+        Ok(Some(replica))
+    }
+
+    fn slot_bytes(&self) -> u64 {
+        use flagstone_blockdev::BlockDevice as _;
+        self.slot.geometry().size_bytes
+    }
+
+    /// Has the mirror run on this replica: its leg is served to peers, and hosts are served when
+    /// that is safe.
+    async fn run(self: &Rc<Self>, replica: Replica) -> Result<(), String> {
+        let volume = replica.superblock().volume;
+        let peers =
+            (0..self.links.len()).map(|leg| self.peer_options(leg)).collect::<Result<_, _>>()?;
+        let mirror = Mirror::new(replica, peers);
+        let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
+        let hidden = SubsystemConfig {
+            nqn: self.replica_nqn,
+            serial: Uuid::derived(&[self.replica_nqn.to_string().as_bytes()]).serial(),
+            allow_hosts: self.peer_hosts.clone(),
+        };
+        let uuid = Uuid::derived(&[b"replica", &volume.0, self.node.as_bytes()]);
+        serve_replica(&target, hidden, uuid.0, Arc::new(mirror.clone()))
+            .map_err(|error| error.to_string())?;
+        self.slot.set(Some(mirror.clone()));
+        let served = mirror.start().await.map_err(|error| error.to_string())?;
+        let role = mirror.status().role;
+        tracing::info!(volume = self.name, ?role, served, "the mirror runs");
+        let this = Rc::downgrade(self);
+        *self.watch.borrow_mut() = Some(
+            spawn(async move {
+                let mut active = false;
+                loop {
+                    active = mirror.activity_changed(active).await;
+                    let Some(this) = this.upgrade() else { return };
+                    this.set_access(active);
+                }
+            })
+            .abort_on_drop(),
+        );
+        Ok(())
+    }
+
+    /// What hosts are told of the way to the volume by this node (Base 8.1.1): it can be used, or
+    /// they go to the other node.
+    fn set_access(&self, active: bool) {
+        let state = if active { AnaState::OPTIMIZED } else { AnaState::INACCESSIBLE };
+        let Some(target) = self.target.borrow().clone() else { return };
+        match target.set_ana_state(&self.nqn, state) {
+            Ok(()) => tracing::info!(volume = self.name, "hosts are told: {state}"),
+            Err(error) => tracing::error!(volume = self.name, "cannot tell hosts: {error}"),
+        }
+    }
+
+    fn way(&self, leg: usize) -> Result<SharedPeer, String> {
+        let peer = &self.links[leg];
+        let options = HostOptions {
+            host_nqn: Some(self.own_host),
+            queues: peer.connections,
+            keep_alive: peer.timeout,
+            command_timeout: peer.timeout,
+            connect_timeout: peer.timeout,
+            ..HostOptions::default()
+        };
+        Ok(Arc::new(NvmePeer::new(self.address(leg)?, self.replica_nqn, options)))
+    }
+
+    fn address(&self, leg: usize) -> Result<Address, String> {
+        resolve(&self.links[leg].address)
+    }
+
+    fn peer_options(&self, leg: usize) -> Result<PeerOptions, String> {
+        let config = &self.config;
+        let default = PeerOptions::new(self.way(leg)?);
+        Ok(PeerOptions {
+            mode: config.mode,
+            ack: config.ack,
+            when_lost: config.when_peer_lost,
+            queue: QueueLimits {
+                high_bytes: config.queue_bytes,
+                low_bytes: config.queue_bytes / 2,
+                ..default.queue
+            },
+            when_full: config.when_queue_full,
+            pace: PaceLimits {
+                max_bytes_per_s: config.resync_max_bytes_per_s,
+                adaptive: config.resync_adaptive,
+                min_bytes_per_s: config.resync_min_bytes_per_s,
+            },
+            compare: config.resync_compare,
+            ..default
+        })
+    }
+
+    /// Ends in order: what hosts have written is on both legs, and nobody serves. Hosts have gone.
+    pub(crate) async fn end(&self) {
+        let Some(mirror) = self.mirror() else { return };
+        if let Err(error) = mirror.stop().await {
+            tracing::error!(volume = self.name, "the mirror did not end cleanly: {error}");
+        }
+        mirror.close();
+    }
+}

@@ -1,0 +1,210 @@
+//! Two nodes in one process: their configurations differ in their roles alone.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use flagstone_mirror::state::MirrorState;
+use flagstone_nvmf::host::MultipathDevice;
+use flagstone_nvmf::target::{NamespaceConfig, TargetConfig, serve};
+use flagstone_runtime::net::Listener;
+use flagstone_runtime::{block_on, buf, spawn_detached, time};
+
+use super::*;
+use crate::stack::open_volume;
+
+/// A node as `serve` has it: its target, and its mirrored volume.
+struct Node {
+    target: Arc<Target>,
+    mirrored: Rc<Mirrored>,
+    address: Address,
+}
+
+impl Node {
+    async fn start(name: &str, peer: &str, listener: Listener, peer_port: u16) -> Node {
+        let text = format!(
+            "[server]\nnode = \"{name}\"\n[peer.{peer}]\naddress = \"127.0.0.1:{peer_port}\"\n\
+             [volume.db]\nmirror = {{ peer = \"{peer}\", bitmap = \"memory:1MiB\" }}\n\
+             device = \"memory:64MiB\"\n"
+        );
+        let config = Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"));
+        let opened = open_volume(&config, 0, &[]).await.unwrap();
+        let (ids, port) = identifiers(share(&config).unwrap());
+        let target = Target::new(TargetConfig {
+            controller_ids: ids,
+            first_port_id: port,
+            ..TargetConfig::default()
+        });
+        let target = target.unwrap();
+        let mirrored = opened.mirrored.unwrap();
+        let nqn = mirrored.nqn;
+        let subsystem = SubsystemConfig { nqn, serial: "S".to_owned(), allow_hosts: Vec::new() };
+        target.add_subsystem(subsystem).unwrap();
+        let uuid = config.volume_uuid(0, b"machine").0;
+        let namespace =
+            NamespaceConfig { nsid: Some(1), device: opened.device, uuid, read_only: false };
+        target.add_namespace(&nqn, namespace).unwrap();
+        mirrored.start(&target).await.unwrap();
+        let (serving, address) = (target.clone(), listener.address().clone());
+        spawn_detached(async move {
+            while let Ok(stream) = listener.accept().await {
+                spawn_detached(serve(serving.clone(), stream));
+            }
+        });
+        Node { target, mirrored, address }
+    }
+
+    fn access(&self) -> AnaState {
+        self.target.subsystem_status(&self.mirrored.nqn).unwrap().ana
+    }
+
+    fn state(&self) -> MirrorState {
+        self.mirrored.mirror().unwrap().state(0)
+    }
+}
+
+async fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    for _ in 0..3000 {
+        if is() {
+            return;
+        }
+        time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{what}");
+}
+
+async fn two_nodes() -> [Node; 2] {
+    let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
+    let (a, b) = (listener(), listener());
+    let port = |listener: &Listener| match listener.address() {
+        Address::Tcp(tcp) => tcp.port(),
+        Address::Unix(_) => unreachable!("bound to TCP"),
+    };
+    let (port_a, port_b) = (port(&a), port(&b));
+    [
+        Node::start("node-a", "node-b", a, port_b).await,
+        Node::start("node-b", "node-a", b, port_a).await,
+    ]
+}
+
+async fn write(
+    device: &SharedDevice,
+    offset: u64,
+    byte: u8,
+) -> Result<(), flagstone_blockdev::IoError> {
+    let mut data = buf::acquire(4096).await.unwrap();
+    data.fill(byte);
+    device.write(offset, data.freeze(), false).await
+}
+
+async fn read(device: &SharedDevice, offset: u64) -> Option<u8> {
+    let data = device.read(offset, buf::acquire(4096).await.unwrap()).await.ok()?;
+    data.iter().all(|byte| *byte == data[0]).then(|| data[0])
+}
+
+#[test]
+fn a_volume_is_made_mirrored_and_switched_over() {
+    block_on(async {
+        let [a, b] = two_nodes().await;
+        let hosts = [a.mirrored.device(), b.mirrored.device()];
+        // Nobody has a replica: hosts are sent away, and a target has nobody to ask.
+        assert_eq!([a.access(), b.access()], [AnaState::INACCESSIBLE; 2]);
+        assert!(write(&hosts[0], 0, 1).await.is_err());
+        let refused = b.mirrored.create(CreateRole::Target, false, false).await;
+        assert!(matches!(refused, Err(CreateError::Refused(text)) if text.contains("node-a")));
+
+        let planned = a.mirrored.create(CreateRole::Source, false, true).await.unwrap();
+        assert!(a.mirrored.mirror().is_none());
+        let made = a.mirrored.create(CreateRole::Source, false, false).await.unwrap();
+        assert_eq!((made.usable_bytes, made.already), (planned.usable_bytes, false));
+        assert_eq!(hosts[0].geometry().size_bytes, made.usable_bytes);
+        eventually("the source serves", || a.access() == AnaState::OPTIMIZED).await;
+        write(&hosts[0], 8192, 1).await.unwrap();
+        assert!(a.mirrored.create(CreateRole::Source, false, false).await.unwrap().already);
+
+        let target = b.mirrored.create(CreateRole::Target, false, false).await.unwrap();
+        assert_eq!((target.volume, target.usable_bytes), (made.volume, made.usable_bytes));
+        eventually("in sync", || a.state() == MirrorState::Mirroring).await;
+        write(&hosts[0], 4096, 2).await.unwrap();
+        assert_eq!(b.access(), AnaState::INACCESSIBLE);
+        assert!(write(&hosts[1], 0, 9).await.is_err());
+
+        b.mirrored.mirror().unwrap().switchover(0).await.unwrap();
+        eventually("the other serves", || b.access() == AnaState::OPTIMIZED).await;
+        eventually("this one does not", || a.access() == AnaState::INACCESSIBLE).await;
+        assert_eq!(read(&hosts[1], 8192).await, Some(1));
+        assert_eq!(read(&hosts[1], 4096).await, Some(2));
+        eventually("in sync again", || b.state() == MirrorState::Mirroring).await;
+        write(&hosts[1], 4096, 3).await.unwrap();
+        assert!(write(&hosts[0], 0, 9).await.is_err());
+
+        // A target that is full of data is not overwritten by mistake.
+        a.mirrored.delete(false, false).await.unwrap();
+        assert!(a.mirrored.mirror().is_none());
+        let refused = a.mirrored.create(CreateRole::Target, false, false).await;
+        assert!(matches!(refused, Err(CreateError::Refused(text)) if text.contains("not empty")));
+        a.mirrored.create(CreateRole::Target, true, false).await.unwrap();
+        write(&hosts[1], 0, 5).await.unwrap();
+        eventually("the new replica is in sync", || b.state() == MirrorState::Mirroring).await;
+        b.mirrored.end().await;
+        a.mirrored.end().await;
+    })
+    .unwrap();
+}
+
+/// A host with both paths writes and reads while the role goes to and fro: it waits, and has no error.
+#[test]
+fn hosts_follow_a_switchover_without_an_error() {
+    block_on(async {
+        let nodes = two_nodes().await;
+        nodes[0].mirrored.create(CreateRole::Source, false, false).await.unwrap();
+        nodes[1].mirrored.create(CreateRole::Target, false, false).await.unwrap();
+        eventually("in sync", || nodes[0].state() == MirrorState::Mirroring).await;
+        let addresses = nodes.iter().map(|node| node.address.clone()).collect();
+        let options =
+            HostOptions { loss_timeout: Duration::from_secs(60), ..HostOptions::default() };
+        let host =
+            MultipathDevice::connect(addresses, &nodes[0].mirrored.nqn, options).await.unwrap();
+        let (done, rounds) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0u64)));
+        let (ended, counted, device): (_, _, SharedDevice) = (done.clone(), rounds.clone(), host);
+        let writer = flagstone_runtime::spawn(async move {
+            while !ended.get() {
+                let round = counted.get() + 1;
+                for block in 0..8 {
+                    write(&device, block * 4096, round as u8).await.unwrap();
+                }
+                for block in 0..8 {
+                    assert_eq!(read(&device, block * 4096).await, Some(round as u8));
+                }
+                device.flush().await.unwrap();
+                counted.set(round);
+            }
+        });
+        for turn in 0..6 {
+            let (from, to) = (&nodes[turn % 2], &nodes[(turn + 1) % 2]);
+            let before = rounds.get();
+            eventually("some rounds", || rounds.get() > before + 2).await;
+            eventually("in sync", || from.state() == MirrorState::Mirroring).await;
+            from.mirrored.mirror().unwrap().switchover(0).await.unwrap();
+            eventually("it has gone over", || to.access() == AnaState::OPTIMIZED).await;
+        }
+        let before = rounds.get();
+        eventually("some rounds", || rounds.get() > before + 2).await;
+        done.set(true);
+        writer.await.unwrap();
+        for node in &nodes {
+            node.mirrored.end().await;
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn nodes_have_identifiers_of_their_own() {
+    let ranges: Vec<_> = (0..NODES).map(identifiers).collect();
+    for (at, (ids, port)) in ranges.iter().enumerate() {
+        assert!(ids.clone().count() >= 1024 && *ids.start() > 0 && *port > 0);
+        for (others, other_port) in &ranges[at + 1..] {
+            assert!(ids.end() < others.start() && port + 63 < *other_port);
+        }
+    }
+}

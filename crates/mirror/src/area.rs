@@ -1,0 +1,158 @@
+//! The place where a log lies, and reading and writing its parts there.
+//!
+//! Promises: what is written is durable when the call returns; a part that cannot be read is told
+//! from one that reads and makes no sense, by an error.
+
+use std::ops::Range;
+
+use flagstone_blockdev::{IoError, SharedDevice};
+use flagstone_runtime::{BufMut, buf};
+
+use crate::bitmap::Bitmap;
+use crate::format::bitmap_page::{self, WORDS};
+use crate::format::hot_record::{self, HotRecord};
+use crate::format::log_header::LogHeader;
+use crate::format::{FormatError, Page};
+use crate::id::Uuid;
+use crate::limits::{PAGE_BYTES, PAGES_PER_WRITE};
+use crate::shape::{LogLayout, Shape, log_layout};
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// See the module.
+#[derive(Clone)]
+pub(crate) struct Area {
+    device: SharedDevice,
+    at: u64,
+    layout: LogLayout,
+    shape: Shape,
+}
+
+/// Reads a page of any device.
+pub(crate) async fn read_page(device: &SharedDevice, at: u64) -> Result<Page, IoError> {
+    let read = device.read(at, buf::alloc(PAGE_BYTES).await).await?;
+    let mut page = [0; PAGE_BYTES];
+    page.copy_from_slice(&read);
+    Ok(page)
+}
+
+/// Writes a page of any device, durably.
+pub(crate) async fn write_page(device: &SharedDevice, at: u64, page: &Page) -> Result<(), IoError> {
+    let mut memory = buf::alloc(PAGE_BYTES).await;
+    memory.copy_from_slice(page);
+    device.write(at, memory.freeze(), true).await
+}
+
+impl Area {
+    /// A log for a volume of this shape, from `at` on; `None` when the device is too small.
+    pub(crate) fn new(device: SharedDevice, at: u64, shape: &Shape) -> Option<Area> {
+        let layout = log_layout(shape);
+        let end = at.checked_add(layout.total_bytes)?;
+        let fits = end <= device.geometry().size_bytes;
+        fits.then_some(Area { device, at, layout, shape: *shape })
+    }
+
+    /// Size and granularities of the volume.
+    pub(crate) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Reads both slots of the header.
+    pub(crate) async fn headers(&self) -> Result<[Result<LogHeader, FormatError>; 2], IoError> {
+        let [first, second] = self.layout.headers.map(|at| self.at + at);
+        let first = LogHeader::decode(&read_page(&self.device, first).await?);
+        Ok([first, LogHeader::decode(&read_page(&self.device, second).await?)])
+    }
+
+    /// Writes a header to its slot.
+    pub(crate) async fn write_header(&self, header: &LogHeader) -> Result<(), IoError> {
+        let at = self.at + self.layout.headers[(header.sequence & 1) as usize];
+        write_page(&self.device, at, &header.encode()).await
+    }
+
+    /// Reads both slots of the hot record.
+    pub(crate) async fn records(
+        &self,
+        log: Uuid,
+    ) -> Result<[Result<HotRecord, FormatError>; 2], IoError> {
+        let [first, second] = self.layout.records;
+        Ok([self.record(first, log).await?, self.record(second, log).await?])
+    }
+
+    async fn record(&self, at: u64, log: Uuid) -> Result<Result<HotRecord, FormatError>, IoError> {
+        let memory = buf::alloc(self.layout.record_bytes as usize).await;
+        let read = self.device.read(self.at + at, memory).await?;
+        Ok(HotRecord::decode(&read, log, self.shape.regions()))
+    }
+
+    /// Writes a record of regions, ascending, to its slot.
+    pub(crate) async fn write_record(
+        &self,
+        sequence: u64,
+        log: Uuid,
+        regions: &[u32],
+    ) -> Result<(), IoError> {
+        let mut memory = buf::alloc(hot_record::record_bytes(regions.len())).await;
+        hot_record::encode_into(sequence, log, regions, &mut memory);
+        let at = self.at + self.layout.records[(sequence & 1) as usize];
+        self.device.write(at, memory.freeze(), true).await
+    }
+
+    /// Writes pages as the bits are now: at most [`PAGES_PER_WRITE`].
+    pub(crate) async fn write_pages(
+        &self,
+        log: Uuid,
+        pages: Range<u64>,
+        bits: &Bitmap,
+    ) -> Result<(), IoError> {
+        let mut memory = buf::alloc((pages.end - pages.start) as usize * PAGE_BYTES).await;
+        for (page, place) in pages.clone().zip(memory.chunks_exact_mut(PAGE_BYTES)) {
+            let first = page * WORDS as u64;
+            let words = std::array::from_fn(|index| bits.word(first + index as u64));
+            place.copy_from_slice(&bitmap_page::encode(log, page, &words));
+        }
+        let at = self.at + self.layout.pages + pages.start * PAGE;
+        self.device.write(at, memory.freeze(), true).await
+    }
+
+    /// Sets what the pages on disk name, and all that pages stand for which cannot be read. Gives
+    /// the numbers of those.
+    pub(crate) async fn read_pages(&self, log: Uuid, bits: &Bitmap) -> Vec<u64> {
+        let (all, mut damaged) = (self.shape.pages(), Vec::new());
+        let mut first = 0;
+        while first < all {
+            let end = all.min(first + PAGES_PER_WRITE);
+            if let Ok(read) = self.read_run(first..end).await {
+                for (page, bytes) in (first..end).zip(read.chunks_exact(PAGE_BYTES)) {
+                    take_page(bytes, log, page, bits, &mut damaged);
+                }
+            } else {
+                // One by one: a page that can be read is worth more than none.
+                for page in first..end {
+                    let read = self.read_run(page..page + 1).await;
+                    let bytes = read.as_ref().map_or(&[][..], |read| &read[..]);
+                    take_page(bytes, log, page, bits, &mut damaged);
+                }
+            }
+            first = end;
+        }
+        damaged
+    }
+
+    async fn read_run(&self, pages: Range<u64>) -> Result<BufMut, IoError> {
+        let memory = buf::alloc((pages.end - pages.start) as usize * PAGE_BYTES).await;
+        self.device.read(self.at + self.layout.pages + pages.start * PAGE, memory).await
+    }
+}
+
+fn take_page(bytes: &[u8], log: Uuid, number: u64, bits: &Bitmap, damaged: &mut Vec<u64>) {
+    let page = <&Page>::try_from(bytes).ok();
+    let words = page.and_then(|page| bitmap_page::decode(page, log, number).ok());
+    if words.is_none() {
+        damaged.push(number);
+    }
+    let words = words.unwrap_or([u64::MAX; WORDS]);
+    for (index, word) in (number * WORDS as u64..).zip(words) {
+        bits.merge(index, word);
+    }
+}

@@ -1,0 +1,450 @@
+//! What the operator, or the daemon for it, asks of a mirror. Each command is safe to repeat.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::decide::Amount;
+use crate::format::superblock::{Role, Superblock};
+use crate::id::Generation;
+use crate::mirror::{Inner, LegState, Mirror, State};
+use crate::options::PeerOptions;
+use crate::peer::{About, Answer, AskError, Refusal, Reply, Request, identify, order};
+use crate::plan::{Plan, plan};
+use crate::replica::Statistics;
+use crate::roles::RoleError;
+use crate::state::{Facts, MirrorState, PeerStatus, Phase, Status, Wish, derive};
+
+/// Why a command was not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    /// No such peer.
+    #[error("there is no such peer")]
+    NoPeer,
+    /// It needs a peer that is in sync, and an active source.
+    #[error("the mirror is not in sync")]
+    NotInSync,
+    /// It needs a split brain.
+    #[error("there is no split brain")]
+    NoSplitBrain,
+    /// It would end service.
+    #[error("this side serves hosts: stop that first")]
+    Active,
+    /// A change of role.
+    #[error(transparent)]
+    Role(#[from] RoleError),
+    /// The peer.
+    #[error("the peer: {0}")]
+    Peer(#[from] AskError),
+    /// The peer may have taken over or not. Nobody serves from here until it is heard of.
+    #[error("the peer was lost while it took over: this side waits until it is heard of")]
+    Unknown,
+}
+
+impl Mirror {
+    /// Begins to serve, if that is safe without asking anybody: it was the source, and each peer is
+    /// recorded as out of date, or there is none. Else it waits until a peer was met, or for
+    /// [`Mirror::failover`]. True when it serves.
+    ///
+    /// # Errors
+    /// See [`RoleError`].
+    pub async fn start(&self) -> Result<bool, RoleError> {
+        let inner = &self.0;
+        // A source that attaches meanwhile makes a target of us.
+        let _changing = inner.changing().await;
+        let superblock = inner.local.superblock();
+        let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none());
+        let mut outdated = known.map(|peer| !peer.bases.is_empty());
+        let alone = inner.legs.is_empty() || superblock.peers[0].replica.is_none();
+        if superblock.role != Role::Source || !(alone || outdated.all(|outdated| outdated)) {
+            return Ok(inner.lock().active);
+        }
+        if !inner.lock().active {
+            inner.activate(0, false).await?;
+        }
+        Ok(true)
+    }
+
+    /// Serves, whatever the peer may be doing: it cannot be asked. What only the peer has is lost to
+    /// hosts, and if it is written to both sides, that is a split brain.
+    ///
+    /// # Errors
+    /// See [`RoleError`]: inconsistent data is never served.
+    pub async fn failover(&self) -> Result<(), RoleError> {
+        let inner = &self.0;
+        let _changing = inner.changing().await;
+        if inner.lock().active {
+            return Ok(());
+        }
+        let seen = |leg: &crate::mirror::LegState| leg.met.map_or(0, |met| met.view.epoch);
+        let seen = inner.lock().legs.iter().map(seen).max().unwrap_or(0);
+        inner.activate(seen, true).await?;
+        inner.kick_all();
+        Ok(())
+    }
+
+    /// Stops serving: for maintenance of the node. The peer may then be made the source by
+    /// [`Mirror::failover`] there, with nothing lost if it is in sync.
+    ///
+    /// # Errors
+    /// The local leg's.
+    pub async fn stop(&self) -> Result<(), RoleError> {
+        let inner = &self.0;
+        let _changing = inner.changing().await;
+        inner.deactivate(Role::Source).await?;
+        Ok(())
+    }
+
+    /// Gives up the role of the source for good: this side is a target from now on.
+    ///
+    /// # Errors
+    /// The local leg's.
+    pub async fn demote(&self) -> Result<(), RoleError> {
+        let inner = &self.0;
+        let _changing = inner.changing().await;
+        inner.deactivate(Role::Target).await?;
+        inner.put_away(Role::Target).await?;
+        inner.kick_all();
+        Ok(())
+    }
+
+    /// Hands the role of the source to a peer that is in sync; or asks the peer to hand it to us.
+    /// Nothing is lost; hosts' calls wait meanwhile, and then fail here with "unreachable", so that
+    /// they go to the peer.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub async fn switchover(&self, leg: usize) -> Result<(), CommandError> {
+        let inner = &self.0;
+        inner.leg(leg)?;
+        if inner.lock().active {
+            return inner.hand_over_to(leg).await;
+        }
+        let way = inner.legs[leg].options().way.clone();
+        let session = way.connect().await.map_err(AskError::from)?;
+        let done = order(&session, Request::HandOver).await;
+        session.close();
+        inner.kick_all();
+        Ok(done?)
+    }
+
+    /// Sets what the operator wants of a peer: mirror (continue), pause, or break. Durable when it
+    /// returns; of two at a time that counts which was asked last.
+    ///
+    /// # Errors
+    /// For no such peer, or when the log or the superblock cannot be written: nothing has changed
+    /// then.
+    pub async fn set_wish(&self, leg: usize, wish: Wish) -> Result<(), CommandError> {
+        let inner = &self.0;
+        inner.leg(leg)?;
+        let _turn = inner.wishing.take().await;
+        if wish == Wish::Break {
+            // What is not tracked counts as different from now on, also after a restart.
+            inner.mark(leg, 0, inner.local.superblock().shape.usable_bytes);
+            inner.local.persist_marks().await.map_err(RoleError::Io)?;
+        }
+        let keep = move |superblock: &mut Superblock| superblock.wishes[leg] = wish;
+        inner.local.update(keep).await.map_err(RoleError::Io)?;
+        inner.change(|state| {
+            let own = &mut state.legs[leg];
+            own.wish = wish;
+            own.kicks += 1;
+        });
+        Ok(())
+    }
+
+    /// Copies everything to a peer, whatever is known of it.
+    ///
+    /// # Errors
+    /// For no such peer.
+    pub fn resync_all(&self, leg: usize) -> Result<(), CommandError> {
+        let inner = &self.0;
+        inner.leg(leg)?;
+        inner.change(|state| {
+            let own = &mut state.legs[leg];
+            own.full = true;
+            own.kicks += 1;
+        });
+        Ok(())
+    }
+
+    /// Ends a split brain in favour of this side: the peer's data since both parted is given up.
+    /// Only what either has written since then is copied, where that is known. The peer must not
+    /// serve any more: see [`Mirror::demote`].
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub async fn resolve_keep_mine(&self, leg: usize) -> Result<(), CommandError> {
+        let inner = &self.0;
+        let (mine, peers, session) = inner.look_at(leg).await?;
+        let done = match plan(&mine, &peers) {
+            Plan::SplitBrain => {
+                let (base, expected) = (common(&mine, &peers), peers.view.lineage.current);
+                order(&session, Request::Surrender { base, expected }).await
+            }
+            _ => return Err(CommandError::NoSplitBrain),
+        };
+        session.close();
+        inner.kick_all();
+        Ok(done?)
+    }
+
+    /// Ends a split brain in favour of the peer: the data here since both parted is given up. This
+    /// side stops serving.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub async fn resolve_keep_peers(&self, leg: usize) -> Result<(), CommandError> {
+        let inner = &self.0;
+        let (mine, peers, session) = inner.look_at(leg).await?;
+        session.close();
+        if plan(&mine, &peers) != Plan::SplitBrain {
+            return Err(CommandError::NoSplitBrain);
+        }
+        self.demote().await?;
+        let (base, expected) = (common(&mine, &peers), mine.view.lineage.current);
+        inner.surrender(base, expected).await.map_err(AskError::Refused)?;
+        inner.kick_all();
+        Ok(())
+    }
+
+    /// Takes other options for a peer; its mode takes effect with the next connection.
+    ///
+    /// # Errors
+    /// For no such peer.
+    pub fn set_options(&self, leg: usize, options: PeerOptions) -> Result<(), CommandError> {
+        let own = self.0.leg(leg)?;
+        let known = own.options().remembers();
+        let same = known == options.remembers();
+        if same {
+            *own.options() = options;
+        }
+        self.0.change(|state| state.legs[leg].kicks += 1);
+        if same { Ok(()) } else { Err(CommandError::Active) }
+    }
+
+    /// Ends all tasks, and sessions with them. A source that is to come back clean is stopped
+    /// first.
+    pub fn close(&self) {
+        let serials: Vec<u64> = self.0.change(|state| {
+            state.closed = true;
+            state.legs.iter().map(|leg| leg.serial).collect()
+        });
+        for (leg, serial) in serials.into_iter().enumerate() {
+            self.0.lose(leg, serial);
+        }
+    }
+
+    /// True while hosts are served here.
+    pub fn is_active(&self) -> bool {
+        self.0.lock().active
+    }
+
+    /// True while a source is attached to this replica.
+    pub fn has_source(&self) -> bool {
+        self.0.lock().attached.is_some()
+    }
+
+    /// Waits until the mirror begins or stops to serve hosts, and says which: for ANA states.
+    pub async fn activity_changed(&self, was: bool) -> bool {
+        self.0.wait(|state| (state.active != was).then_some(state.active)).await
+    }
+
+    /// The state towards a peer, as it is shown.
+    ///
+    /// # Panics
+    /// When there is no such peer.
+    pub fn state(&self, leg: usize) -> MirrorState {
+        self.0.shown(leg)
+    }
+
+    /// Waits until another state than `was` is to be shown towards a peer, and says which.
+    ///
+    /// # Panics
+    /// When there is no such peer.
+    pub async fn state_changed(&self, leg: usize, was: MirrorState) -> MirrorState {
+        let inner = &self.0;
+        let changed =
+            |state: &mut State| Some(inner.shown_in(state, leg)).filter(|now| *now != was);
+        inner.wait(changed).await
+    }
+
+    /// What the operator wants of a peer now; of no such peer, nothing special.
+    pub fn wish(&self, leg: usize) -> Wish {
+        self.0.lock().legs.get(leg).map_or_else(Wish::default, |leg| leg.wish)
+    }
+
+    /// The options of a peer, as they were given.
+    pub fn options(&self, leg: usize) -> Option<PeerOptions> {
+        self.0.legs.get(leg).map(|leg| leg.options().clone())
+    }
+
+    /// What a peer said of itself when it was met last.
+    pub fn met(&self, leg: usize) -> Option<About> {
+        self.0.lock().legs.get(leg)?.met
+    }
+
+    /// True while everything is copied to a peer, or is going to be.
+    pub fn is_full_resync(&self, leg: usize) -> bool {
+        let state = self.0.lock();
+        let full = |leg: &LegState| leg.full || leg.phase == Phase::Resync(Amount::Full);
+        state.legs.get(leg).is_some_and(full)
+    }
+
+    /// What the log has cost and saved.
+    pub fn log_statistics(&self) -> Statistics {
+        self.0.local.statistics()
+    }
+
+    /// All that is to be shown.
+    pub fn status(&self) -> Status {
+        let inner = &self.0;
+        let superblock = inner.local.superblock();
+        let peers = (0..inner.legs.len()).map(|leg| inner.peer_status(leg)).collect();
+        let (in_flight, waiting) = inner.overlap.counts();
+        let state = inner.lock();
+        Status {
+            volume: superblock.volume,
+            replica: superblock.replica,
+            role: state.role,
+            active: state.active,
+            local_failed: state.local_failed,
+            epoch: superblock.epoch,
+            generation: superblock.current,
+            inconsistent: superblock.flags.inconsistent,
+            peers,
+            in_flight: in_flight as u64,
+            waiting_for_overlap: waiting as u64,
+            writes: inner.counters.writes.load(Ordering::Relaxed),
+            local_us: inner.counters.local_ns.load(Ordering::Relaxed) / 1000,
+            held: state.waiting as u64,
+        }
+    }
+}
+
+/// A generation that both went on from, each with a log of what it did since.
+fn common(mine: &About, peers: &About) -> Generation {
+    let theirs = &peers.view.lineage.bases;
+    let found = mine.view.lineage.bases.iter().find(|base| theirs.contains(*base));
+    found.unwrap_or(Generation::NONE)
+}
+
+impl Inner {
+    fn leg(&self, leg: usize) -> Result<&crate::mirror::Leg, CommandError> {
+        self.legs.get(leg).ok_or(CommandError::NoPeer)
+    }
+
+    fn kick_all(&self) {
+        self.change(|state| state.legs.iter_mut().for_each(|leg| leg.kicks += 1));
+    }
+
+    async fn look_at(
+        &self,
+        leg: usize,
+    ) -> Result<(About, About, crate::peer::SharedSession), CommandError> {
+        let way = self.leg(leg)?.options().way.clone();
+        let session = way.connect().await.map_err(AskError::from)?;
+        let peers = identify(&session, self.local.superblock().replica).await?;
+        Ok((self.about(peers.view.replica), peers, session))
+    }
+
+    /// The asker is to be the source in our place.
+    pub(crate) async fn hand_over(self: &Arc<Self>) -> Answer {
+        let leg = {
+            let state = self.lock();
+            let found = state.legs.iter().position(|leg| leg.phase == Phase::InSync);
+            found.filter(|_| state.active)
+        };
+        let leg = leg.ok_or(Refusal::NotNow)?;
+        self.hand_over_to(leg).await.map_err(|error| {
+            tracing::warn!("the role of the source is not handed over: {error}");
+            Refusal::NotNow
+        })?;
+        Ok(Reply::Done)
+    }
+
+    async fn hand_over_to(self: &Arc<Self>, leg: usize) -> Result<(), CommandError> {
+        let _changing = self.changing().await;
+        let _hold = self.hold();
+        self.drained().await;
+        self.wait_for_queue(leg).await;
+        let (session, serial) = {
+            let state = self.lock();
+            let own = &state.legs[leg];
+            let ready = state.active && own.phase == Phase::InSync && !state.local_failed;
+            let session = own.session.clone().filter(|_| ready);
+            (session.ok_or(CommandError::NotInSync)?, own.serial)
+        };
+        session.flush().await.map_err(AskError::from)?;
+        // First nobody serves, durably; it is still known that we were the source.
+        self.change(|state| {
+            state.active = false;
+            state.legs[leg].handing_over = true;
+        });
+        if let Err(error) = self.put_away(Role::Source).await {
+            self.lose(leg, serial);
+            return Err(RoleError::Io(error).into());
+        }
+        let epoch = self.local.superblock().epoch + 1;
+        let promoted = order(&session, Request::Promote { epoch }).await;
+        self.lose(leg, serial);
+        match promoted {
+            Ok(()) => Ok(self.put_away(Role::Target).await.map_err(RoleError::Io)?),
+            Err(AskError::Refused(refusal)) => {
+                self.activate(epoch, false).await?;
+                Err(CommandError::Peer(AskError::Refused(refusal)))
+            }
+            // It may serve already. The link finds out, and goes on as is right.
+            Err(_) => Err(CommandError::Unknown),
+        }
+    }
+
+    /// The peer is left behind: it is too slow for what hosts write.
+    pub(crate) fn leave_behind(&self, leg: usize, serial: u64) {
+        let now = Inner::now_ns();
+        self.change(|state| {
+            let own = &mut state.legs[leg];
+            if own.is_current(serial) {
+                own.not_before_ns = now + crate::limits::BEHIND_PAUSE_MS * 1_000_000;
+            }
+        });
+        self.lose(leg, serial);
+    }
+
+    fn shown(&self, leg: usize) -> MirrorState {
+        self.shown_in(&self.lock(), leg)
+    }
+
+    fn shown_in(&self, state: &State, leg: usize) -> MirrorState {
+        let superblock = self.local.superblock();
+        let own = &state.legs[leg];
+        let record = superblock.peers.iter().find(|peer| peer.replica == own.peer);
+        let behind = record.is_some_and(|peer| !peer.bases.is_empty());
+        let outdated = behind || self.legs[leg].todo.count() > 0;
+        derive(Facts { role: state.role, wish: own.wish, phase: own.phase, outdated })
+    }
+
+    fn peer_status(&self, leg: usize) -> PeerStatus {
+        let own = &self.legs[leg];
+        let (lag_bytes, lag_ns) = own.queue().lag(Inner::now_ns());
+        let lag_writes = own.queue().writes() as u64;
+        let peer = self.lock().legs[leg].peer;
+        let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &own.counters;
+        PeerStatus {
+            replica: peer,
+            state: self.shown(leg),
+            out_of_date_bytes: own.todo.bytes(),
+            last_in_sync_s: read(&counters.last_in_sync_s),
+            lag_bytes,
+            lag_writes,
+            lag_us: lag_ns / 1000,
+            resync_done_bytes: read(&counters.copied_bytes) + read(&counters.skipped_bytes),
+            resync_total_bytes: read(&counters.total_bytes),
+            resync_skipped_bytes: read(&counters.skipped_bytes),
+            resync_bytes_per_s: read(&counters.rate),
+            added_us: read(&counters.added_ns) / 1000,
+            added_writes: read(&counters.added_writes),
+            losses: read(&counters.losses),
+        }
+    }
+}

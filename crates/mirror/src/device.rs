@@ -1,0 +1,114 @@
+//! The mirror as hosts see it: a [`BlockDevice`].
+
+use std::sync::Arc;
+
+use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
+use flagstone_runtime::{Buf, BufMut};
+
+use crate::mirror::{Inner, Leg, LegState, Mirror, count};
+use crate::options::Mode;
+use crate::peer::SharedSession;
+use crate::state::Phase;
+use crate::write::{Op, change, flush};
+
+impl BlockDevice for Mirror {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        if let Err(error) = self.0.geometry.check_transfer(offset, buf.len()) {
+            return IoFuture::ready(Err(error));
+        }
+        let inner = self.0.clone();
+        IoFuture::later(async move { read(inner, offset, buf).await })
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let bounded = self.0.geometry.check_transfer(offset, data.len());
+        let allowed = self.0.geometry.check_change(offset, data.len() as u64);
+        if let Err(error) = bounded.and(allowed) {
+            return IoFuture::ready(Err(error));
+        }
+        let (inner, len) = (self.0.clone(), data.len() as u64);
+        IoFuture::later(change(inner, (offset, len), Op::Write(data), fua))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        IoFuture::later(flush(self.0.clone()))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        let geometry = &self.0.geometry;
+        if let Err(error) = geometry.check_change(offset, len) {
+            return IoFuture::ready(Err(error));
+        }
+        if !geometry.can_discard || !geometry.can_write_zeroes {
+            // A hint. What a discard leaves may differ from leg to leg, so it is not passed on.
+            return IoFuture::ready(Ok(()));
+        }
+        self.zero(offset, len, true, false)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        if let Err(error) = self.0.geometry.check_change(offset, len) {
+            return IoFuture::ready(Err(error));
+        }
+        if flags.fast_only && !self.0.geometry.can_write_zeroes {
+            return IoFuture::ready(Err(IoError::Unsupported));
+        }
+        self.zero(offset, len, flags.may_deallocate, flags.fua)
+    }
+}
+
+impl Mirror {
+    fn zero(&self, offset: u64, len: u64, may_deallocate: bool, fua: bool) -> IoFuture<()> {
+        IoFuture::later(change(self.0.clone(), (offset, len), Op::Zero { may_deallocate }, fua))
+    }
+}
+
+/// From the local leg while it is there and up to date, else from a peer that is. Behind changes of
+/// the same bytes: what is on one leg alone a failure may take back.
+async fn read(inner: Arc<Inner>, offset: u64, buf: BufMut) -> Result<BufMut, IoError> {
+    let began = Inner::now_ns();
+    if let Some(held) = inner.overlap.read(offset, buf.len() as u64) {
+        held.turn().await;
+    }
+    let (local_failed, whole) = {
+        let state = inner.lock();
+        if !state.active {
+            return Err(IoError::Unreachable);
+        }
+        let whole = |(leg, own): &(&LegState, &Leg)| {
+            // In asynchronous mode it may lag behind.
+            leg.phase == Phase::InSync && own.options().mode == Mode::Sync
+        };
+        let found = state.legs.iter().zip(&inner.legs).find(whole);
+        (state.local_failed, found.and_then(|(leg, _)| leg.session.clone()))
+    };
+    let len = buf.len();
+    let result = match (local_failed, whole) {
+        (true, Some(session)) => session.read(offset, buf).await,
+        (true, None) => Err(IoError::Unreachable),
+        (false, whole) => match inner.local.data().read(offset, buf).await {
+            Err(error) => read_elsewhere(&inner, whole, (offset, len), error).await,
+            found => found,
+        },
+    };
+    count(&inner.counters.calls, 1);
+    count(&inner.counters.calls_ns, Inner::now_ns().saturating_sub(began));
+    result
+}
+
+/// The local leg could not be read: the peer may have it.
+async fn read_elsewhere(
+    inner: &Arc<Inner>,
+    session: Option<SharedSession>,
+    (offset, len): (u64, usize),
+    error: IoError,
+) -> Result<BufMut, IoError> {
+    let Some(session) = session else { return Err(error) };
+    count(&inner.counters.reads_from_peer, 1);
+    let buf = flagstone_runtime::buf::acquire(len).await.map_err(|_| IoError::NoMemory)?;
+    session.read(offset, buf).await.map_err(|_| error)
+}

@@ -1,0 +1,314 @@
+//! The superblock: who a replica is, and what it knows of its data and its peers.
+
+use crate::format::{FormatError, Page, begin, open, put, seal};
+use crate::generation::{Lineage, List};
+use crate::id::{Generation, Uuid};
+use crate::limits::{BASES_LEN, HISTORY_LEN, PEERS_MAX};
+use crate::shape::Shape;
+use crate::state::Wish;
+
+const MAGIC: &[u8; 8] = b"FSMIRSB\n";
+const WISHES_AT: usize = 84;
+const HISTORY_AT: usize = 136;
+const PEERS_AT: usize = HISTORY_AT + 8 * HISTORY_LEN;
+const PEER_BYTES: usize = 64;
+const END: usize = PEERS_AT + PEER_BYTES * PEERS_MAX;
+
+/// Who writes to the volume by this replica.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Takes the source's writes.
+    #[default]
+    Target,
+    /// Serves hosts.
+    Source,
+}
+
+/// What a replica was in the middle of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// Open as a source. Found set when it is opened: it crashed.
+    pub in_use: bool,
+    /// It was a source that crashed, and has not met its peer since.
+    pub crashed: bool,
+    /// A resync to it has begun and not ended.
+    pub inconsistent: bool,
+    /// Brought up alone after a crash: hosts have read what is here.
+    pub served_alone: bool,
+}
+
+impl Flags {
+    const KNOWN: u16 = 0b1111;
+
+    fn bits(self) -> u16 {
+        [self.in_use, self.crashed, self.inconsistent, self.served_alone]
+            .iter()
+            .zip(0..)
+            .fold(0, |bits, (flag, shift)| bits | u16::from(*flag) << shift)
+    }
+
+    fn of(bits: u16) -> Result<Flags, FormatError> {
+        if bits & !Flags::KNOWN != 0 {
+            return Err(FormatError::Field("flags"));
+        }
+        let has = |shift: u16| bits >> shift & 1 == 1;
+        Ok(Flags { in_use: has(0), crashed: has(1), inconsistent: has(2), served_alone: has(3) })
+    }
+}
+
+/// What a replica knows of one peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerRecord {
+    /// The peer's replica; none for a free place.
+    pub replica: Uuid,
+    /// See [`Lineage::bases`]; not empty means that the peer is out of date.
+    pub bases: List<BASES_LEN>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Each write has the next; the slot is its lowest bit.
+    pub sequence: u64,
+    /// The volume.
+    pub volume: Uuid,
+    /// This replica.
+    pub replica: Uuid,
+    /// Size and granularities.
+    pub shape: Shape,
+    /// Role.
+    pub role: Role,
+    /// Flags.
+    pub flags: Flags,
+    /// The highest epoch that it was promoted to, or has admitted writes of.
+    pub epoch: u64,
+    /// The generation of the data here.
+    pub current: Generation,
+    /// Earlier ones, the newest first.
+    pub history: List<HISTORY_LEN>,
+    /// The log that belongs to it.
+    pub log: Uuid,
+    /// How often that log was opened for use.
+    pub incarnation: u64,
+    /// What the operator wants of the peers, by their place in the configuration: it holds for one
+    /// that was never met too.
+    pub wishes: [Wish; PEERS_MAX],
+    /// Peers, in the order in which they were met.
+    pub peers: [PeerRecord; PEERS_MAX],
+}
+
+impl Superblock {
+    /// As it is written to slot `sequence & 1`.
+    pub fn encode(&self) -> Page {
+        let mut page = begin(MAGIC);
+        put(&mut page, 10, &(END as u16).to_le_bytes());
+        put(&mut page, 16, &self.sequence.to_le_bytes());
+        put(&mut page, 24, &self.volume.0);
+        put(&mut page, 40, &self.replica.0);
+        put(&mut page, 56, &self.shape.encode());
+        put(&mut page, 80, &[u8::from(self.role == Role::Source)]);
+        put(&mut page, 82, &self.flags.bits().to_le_bytes());
+        put(&mut page, WISHES_AT, &self.wishes.map(|wish| wish as u8));
+        put(&mut page, 88, &self.epoch.to_le_bytes());
+        put(&mut page, 96, &self.current.0.to_le_bytes());
+        put(&mut page, 104, &self.log.0);
+        put(&mut page, 120, &self.incarnation.to_le_bytes());
+        put_list(&mut page, HISTORY_AT, &self.history);
+        for (index, peer) in self.peers.iter().enumerate() {
+            let at = PEERS_AT + index * PEER_BYTES;
+            put(&mut page, at, &peer.replica.0);
+            put_list(&mut page, at + 16, &peer.bases);
+        }
+        seal(&mut page);
+        page
+    }
+
+    /// Reads one slot.
+    ///
+    /// # Errors
+    /// See [`FormatError`].
+    pub fn decode(page: &Page) -> Result<Superblock, FormatError> {
+        let fields = open(page, MAGIC)?;
+        if usize::from(fields.u16(10)) != END {
+            return Err(FormatError::Field("length"));
+        }
+        let role = match fields.bytes(80) {
+            [0] => Role::Target,
+            [1] => Role::Source,
+            _ => return Err(FormatError::Field("role")),
+        };
+        let mut wishes = [Wish::default(); PEERS_MAX];
+        for (wish, number) in wishes.iter_mut().zip(fields.bytes::<PEERS_MAX>(WISHES_AT)) {
+            let known = Wish::ALL.get(usize::from(number)).ok_or(FormatError::Field("wishes"))?;
+            *wish = *known;
+        }
+        let list_at = |at: usize| {
+            let mut list = List::default();
+            for (index, slot) in list.0.iter_mut().enumerate() {
+                *slot = fields.generation(at + 8 * index);
+            }
+            list
+        };
+        let mut peers = [PeerRecord::default(); PEERS_MAX];
+        for (index, peer) in peers.iter_mut().enumerate() {
+            let at = PEERS_AT + index * PEER_BYTES;
+            peer.replica = fields.uuid(at);
+            for (index, slot) in peer.bases.0.iter_mut().enumerate() {
+                *slot = fields.generation(at + 16 + 8 * index);
+            }
+        }
+        let superblock = Superblock {
+            sequence: fields.u64(16),
+            volume: fields.uuid(24),
+            replica: fields.uuid(40),
+            shape: Shape::decode(&fields.bytes(56))?,
+            role,
+            flags: Flags::of(fields.u16(82))?,
+            epoch: fields.u64(88),
+            current: fields.generation(96),
+            history: list_at(HISTORY_AT),
+            log: fields.uuid(104),
+            incarnation: fields.u64(120),
+            wishes,
+            peers,
+        };
+        superblock.check()?;
+        Ok(superblock)
+    }
+
+    fn check(&self) -> Result<(), FormatError> {
+        if self.volume.is_none() || self.replica.is_none() {
+            return Err(FormatError::Field("identity"));
+        }
+        for (index, peer) in self.peers.iter().enumerate() {
+            let twice = self.peers[..index].iter().any(|other| other.replica == peer.replica);
+            if !peer.replica.is_none() && (twice || peer.replica == self.replica) {
+                return Err(FormatError::Field("peers"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The lineage as the peer in this place has to see it.
+    pub fn lineage(&self, peer: usize) -> Lineage {
+        let bases = self.peers[peer].bases;
+        Lineage { current: self.current, bases, history: self.history }
+    }
+
+    /// Takes a lineage that moved on over.
+    pub fn set_lineage(&mut self, peer: usize, lineage: &Lineage) {
+        (self.current, self.history) = (lineage.current, lineage.history);
+        self.peers[peer].bases = lineage.bases;
+    }
+}
+
+fn put_list<const N: usize>(page: &mut Page, at: usize, list: &List<N>) {
+    for (index, generation) in list.0.iter().enumerate() {
+        put(page, at + 8 * index, &generation.0.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::shape::tests::any_shape;
+
+    fn any_list<const N: usize>() -> impl Strategy<Value = List<N>> {
+        prop::array::uniform::<_, N>(any::<u64>()).prop_map(|items| List(items.map(Generation)))
+    }
+
+    prop_compose! {
+        pub(crate) fn any_superblock()(
+            numbers in any::<[u64; 4]>(),
+            names in prop::array::uniform5(prop::array::uniform16(1u8..)),
+            shape in any_shape(),
+            source in any::<bool>(),
+            flags in 0u16..16,
+            history in any_list(),
+            bases in (any_list(), any_list()),
+            wishes in prop::array::uniform2(prop::sample::select(&Wish::ALL[..])),
+        ) -> Superblock {
+            let [volume, replica, log, first, second] = names.map(Uuid);
+            Superblock {
+                sequence: numbers[0],
+                volume,
+                replica,
+                shape,
+                role: if source { Role::Source } else { Role::Target },
+                flags: Flags::of(flags).expect("known flags"),
+                epoch: numbers[1],
+                current: Generation(numbers[2]),
+                history,
+                log,
+                incarnation: numbers[3],
+                wishes,
+                peers: [
+                    PeerRecord { replica: first, bases: bases.0 },
+                    PeerRecord { replica: second, bases: bases.1 },
+                ],
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(superblock in any_superblock()) {
+            prop_assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+        }
+
+        #[test]
+        fn a_changed_byte_is_noticed(
+            superblock in any_superblock(),
+            at in 0usize..4096,
+            change in 1u8..,
+        ) {
+            let mut page = superblock.encode();
+            page[at] ^= change;
+            prop_assert!(Superblock::decode(&page).is_err());
+        }
+
+        /// Hostile bytes with a right checksum are refused or make a sensible superblock.
+        #[test]
+        fn forged_fields_do_no_harm(
+            superblock in any_superblock(),
+            at in 10usize..400,
+            value in any::<u8>(),
+        ) {
+            let mut page = superblock.encode();
+            page[at] = value;
+            seal(&mut page);
+            if let Ok(forged) = Superblock::decode(&page) {
+                prop_assert_eq!(forged.shape.check(), Ok(()));
+                prop_assert_eq!(Superblock::decode(&forged.encode()), Ok(forged));
+            }
+        }
+    }
+
+    /// What `docs/mirror-format.md` says of places: by it others read what we wrote.
+    #[test]
+    fn fields_lie_where_the_document_says() {
+        let document = include_str!("../../../../docs/mirror-format.md");
+        let peers = format!("| {PEERS_AT} | {PEERS_MAX} × {PEER_BYTES} | peers");
+        let rows = [
+            format!("| 10 | 2 | length up to the end of the peers, {END} |"),
+            format!("| {WISHES_AT} | {PEERS_MAX} | wishes"),
+            format!("| {HISTORY_AT} | {} | history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),
+            peers,
+        ];
+        for row in rows {
+            assert!(document.contains(&row), "the document does not say: {row}");
+        }
+        let names = ["`FSMIRSB\\n`", "`FSMIRLG\\n`", "`FSMIRHT\\n`", "`FSMIRBM\\n`"];
+        assert!(names.iter().all(|name| document.contains(name)));
+    }
+
+    #[test]
+    fn zeroes_and_later_versions_are_told_apart() {
+        assert_eq!(Superblock::decode(&[0; 4096]), Err(FormatError::Absent));
+        let mut page = begin(MAGIC);
+        page[8] = 2;
+        assert_eq!(Superblock::decode(&page), Err(FormatError::Version(2)));
+    }
+}

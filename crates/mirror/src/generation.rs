@@ -1,0 +1,169 @@
+//! The lineage of a replica's data, and the few ways in which it moves on.
+//!
+//! | event | current | bases (for the peer) | history |
+//! | --- | --- | --- | --- |
+//! | created with data | new | none | none |
+//! | first write, or flush that the peer must have had, after it was lost | new | the old current joins | – |
+//! | end of resync, on the source | – | none | the bases join |
+//! | end of resync, on the target | the source's | none | the old current and bases join |
+//!
+//! *Bases* are the generations that the peer may hold and of which the bitmap covers every
+//! difference to the data here. The first is what the peer had when it was lost. The later ones
+//! are there because of the hand-over at the end of a resync: the source tells the target its
+//! current generation, and if the answer is lost nobody knows which of the two the target holds.
+//! The source's bits were all clear when it announced, so they cover both.
+//!
+//! A source mints at the first write after *each* loss, though the peer be out of date already:
+//! the target may have taken the announced generation over just before it was lost, and would
+//! then look equal to a source that wrote on under the same generation.
+
+use crate::id::Generation;
+use crate::limits::{BASES_LEN, HISTORY_LEN};
+
+/// A bounded list of generations without repetition; [`Generation::NONE`] fills the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct List<const N: usize>(pub [Generation; N]);
+
+impl<const N: usize> Default for List<N> {
+    fn default() -> List<N> {
+        List([Generation::NONE; N])
+    }
+}
+
+impl<const N: usize> List<N> {
+    /// What is in it, in its order.
+    pub fn iter(&self) -> impl Iterator<Item = Generation> + '_ {
+        self.0.iter().copied().filter(|generation| !generation.is_none())
+    }
+
+    /// True when it holds this one; never for none.
+    pub fn contains(&self, generation: Generation) -> bool {
+        self.iter().any(|held| held == generation)
+    }
+
+    /// True when it holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.iter().next().is_none()
+    }
+
+    /// Puts one at the front unless it is known; the last falls out when there are too many.
+    pub(crate) fn remember(&mut self, generation: Generation) {
+        self.push_front(generation);
+    }
+
+    /// Puts one at the front; the last falls out when there are too many.
+    fn push_front(&mut self, generation: Generation) {
+        if generation.is_none() || self.contains(generation) {
+            return;
+        }
+        self.0.rotate_right(1);
+        self.0[0] = generation;
+    }
+}
+
+/// Where a replica's data comes from. See the module's table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Lineage {
+    /// The generation of the data here.
+    pub current: Generation,
+    /// What the peer may hold such that the bitmap covers the differences.
+    pub bases: List<BASES_LEN>,
+    /// Earlier generations of this data, the newest first.
+    pub history: List<HISTORY_LEN>,
+}
+
+impl Lineage {
+    /// The source writes without the peer for the first time since it was lost.
+    ///
+    /// # Panics
+    /// When `new` is none or was used here before.
+    pub fn mint(&mut self, new: Generation) {
+        assert!(!new.is_none() && !self.knows(new), "a generation is new when it is minted");
+        let old = std::mem::replace(&mut self.current, new);
+        match self.bases.0.iter().position(|held| held.is_none()) {
+            Some(free) => self.bases.0[free] = old,
+            None => {
+                // The first is what the peer most likely has; of the others the newest are.
+                self.history.push_front(self.bases.0[1]);
+                self.bases.0[1..].rotate_left(1);
+                self.bases.0[BASES_LEN - 1] = old;
+            }
+        }
+    }
+
+    /// The peer is about to be called `name`, and the bitmap covers everything: whatever it holds.
+    pub fn expect(&mut self, name: Generation) {
+        match self.bases.0.iter().position(|held| held.is_none()) {
+            Some(free) => self.bases.0[free] = name,
+            None => {
+                // Its place is needed, and a peer of that name would be called so no more.
+                self.history.push_front(self.bases.0[0]);
+                self.bases.0[0] = name;
+            }
+        }
+    }
+
+    /// A resync has ended and the target has taken our generation over, durably.
+    pub fn settle(&mut self) {
+        for base in std::mem::take(&mut self.bases).iter() {
+            if base != self.current {
+                self.history.push_front(base);
+            }
+        }
+    }
+
+    /// A resync to this replica has ended: its data is the source's.
+    pub fn adopt(&mut self, source: Generation) {
+        let old = std::mem::replace(&mut self.current, source);
+        self.settle();
+        if old != source {
+            self.history.push_front(old);
+        }
+    }
+
+    /// True when the generation is or was one of this data.
+    pub fn knows(&self, generation: Generation) -> bool {
+        !generation.is_none()
+            && (self.current == generation
+                || self.bases.contains(generation)
+                || self.history.contains(generation))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list<const N: usize>(items: &[u64]) -> List<N> {
+        let mut list = List::default();
+        for (slot, item) in list.0.iter_mut().zip(items) {
+            *slot = Generation(*item);
+        }
+        list
+    }
+
+    #[test]
+    fn a_lineage_moves_as_the_table_says() {
+        let mut source = Lineage { current: Generation(1), ..Lineage::default() };
+        let mut target = source;
+        source.mint(Generation(2));
+        assert_eq!((source.current, source.bases), (Generation(2), list(&[1])));
+        source.mint(Generation(3));
+        assert_eq!(source.bases, list(&[1, 2]));
+        target.adopt(source.current);
+        assert_eq!((target.current, target.history), (Generation(3), list(&[1])));
+        source.settle();
+        assert!(source.bases.is_empty());
+        assert_eq!(source.history, list(&[2, 1]));
+    }
+
+    #[test]
+    fn many_losses_keep_the_first_base_and_the_newest() {
+        let mut source = Lineage { current: Generation(1), ..Lineage::default() };
+        (2..9).for_each(|new| source.mint(Generation(new)));
+        assert_eq!(source.bases, list(&[1, 5, 6, 7]));
+        assert_eq!(source.history, list(&[4, 3, 2]));
+        assert!((1..9).all(|old| source.knows(Generation(old))));
+        assert!(!source.knows(Generation::NONE));
+    }
+}

@@ -1,0 +1,63 @@
+//! Names: of volumes, replicas and logs (128 random bits), and of generations of data.
+
+use std::fmt;
+
+/// 128 random bits that name a volume, a replica or a log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Uuid(pub [u8; 16]);
+
+impl Uuid {
+    /// A new name, from the runtime's chance.
+    pub fn random() -> Uuid {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&flagstone_runtime::random_u64().to_le_bytes());
+        bytes[8..].copy_from_slice(&flagstone_runtime::random_u64().to_le_bytes());
+        // Version 4, variant 1 (RFC 9562): other tools recognise it.
+        bytes[6] = bytes[6] & 0x0F | 0x40;
+        bytes[8] = bytes[8] & 0x3F | 0x80;
+        Uuid(bytes)
+    }
+
+    /// True for the name of nothing.
+    pub fn is_none(self) -> bool {
+        self.0 == [0; 16]
+    }
+}
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, byte) in self.0.iter().enumerate() {
+            if matches!(index, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// One state of a volume's data, as a random number: two replicas of equal generation differ at
+/// most where their logs say so. 0 is none: a replica that never held the volume's data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Generation(pub u64);
+
+impl Generation {
+    /// No data yet.
+    pub const NONE: Generation = Generation(0);
+
+    /// A new generation, from the runtime's chance.
+    pub fn random() -> Generation {
+        Generation(flagstone_runtime::random_u64().max(1))
+    }
+
+    /// True for [`Generation::NONE`].
+    pub fn is_none(self) -> bool {
+        self == Generation::NONE
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}

@@ -1,0 +1,47 @@
+//! Replicas of a volume, and the log that says where they may differ.
+//!
+//! Read in this order: [`shape`] and [`format`](mod@format) (what lies where on disk), [`generation`] and [`decide`]
+//! (whose data is kept), then the store: [`bitmap`], `hot` and `pages` (what is marked, in memory),
+//! `area` (the log's place), `log` (its writer), `recover`, and [`replica`], which holds all of it.
+//! Then the path: [`mirror`], and what it names.
+
+mod area;
+pub mod bitmap;
+pub mod command;
+mod connect;
+pub mod decide;
+mod device;
+pub mod format;
+mod gate;
+pub mod generation;
+mod hot;
+pub mod id;
+pub mod limits;
+mod log;
+mod mint;
+pub mod mirror;
+pub mod options;
+pub mod order;
+mod overlap;
+pub mod pace;
+mod pages;
+mod part;
+pub mod peer;
+pub mod plan;
+pub mod queue;
+mod ranges;
+mod recover;
+pub mod replica;
+mod resync;
+mod roles;
+pub mod shape;
+pub mod state;
+pub mod target;
+mod turn;
+pub mod verify;
+mod write;
+
+pub use command::CommandError;
+pub use mirror::Mirror;
+pub use options::{Ack, Mode, PeerOptions, WhenPeerLost};
+pub use roles::RoleError;

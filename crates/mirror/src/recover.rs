@@ -1,0 +1,106 @@
+//! What a log that is found is worth, and what is done when it is worth nothing.
+//!
+//! Promises: a log that is not certainly the replica's own and latest never means that replicas are
+//! equal. It is answered by a new one, with a new name and all bits set, which is whole and durable
+//! before the superblock names it; until then the next attempt finds the old one as it was, or
+//! worse, and does the same.
+
+use flagstone_blockdev::IoError;
+
+use crate::area::Area;
+use crate::bitmap::Bitmap;
+use crate::format::log_header::{LogHeader, Trust};
+use crate::format::superblock::Superblock;
+use crate::format::{FormatError, newest};
+use crate::id::Uuid;
+use crate::limits::{BITS_PER_PAGE, PAGES_PER_WRITE};
+use crate::log::Start;
+use crate::pages::{Pages, SET};
+
+/// Why a log cannot be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Lost {
+    /// There is none, or both copies of its header are damaged.
+    #[error("there is no log, or its header is damaged: {0}")]
+    Header(FormatError),
+    /// It is another replica's, or was this one's before a newer.
+    #[error("the log belongs to another replica, or is one that was replaced")]
+    Foreign,
+    /// It is this replica's at another time than the superblock: one of the two came back from a
+    /// backup.
+    #[error("the log is not of the same time as the superblock")]
+    Stale,
+    /// Both copies of its hot record are damaged.
+    #[error("the log's hot record is damaged: {0}")]
+    Record(FormatError),
+    /// Its header or hot record could not be read: what cannot be read may be the latest.
+    #[error("the log cannot be read: {0}")]
+    Unreadable(IoError),
+}
+
+/// A log that can be gone on with.
+pub(crate) struct Recovered {
+    pub(crate) start: Start,
+    /// Of its header.
+    pub(crate) header_sequence: u64,
+}
+
+/// Reads the log that the superblock names. Regions that were hot and pages that are damaged are
+/// dirty.
+///
+/// # Errors
+/// Why it is worth nothing.
+pub(crate) async fn recover(area: &Area, superblock: &Superblock) -> Result<Recovered, Lost> {
+    let slots = area.headers().await.map_err(Lost::Unreadable)?;
+    let (_, header) = newest(slots, |header| header.sequence).map_err(Lost::Header)?;
+    let Superblock { log, replica, incarnation, shape, .. } = superblock;
+    match header.trust(*log, *replica, *incarnation, shape) {
+        Trust::Own => {}
+        Trust::Stale => return Err(Lost::Stale),
+        Trust::Foreign => return Err(Lost::Foreign),
+    }
+    let slots = area.records(*log).await.map_err(Lost::Unreadable)?;
+    let (_, record) = newest(slots, |record| record.sequence).map_err(Lost::Record)?;
+    let bits = Bitmap::new(shape.bits(), shape.bit_bytes);
+    let pages = Pages::new(shape.pages());
+    for page in area.read_pages(*log, &bits).await {
+        pages.raise(&(page * BITS_PER_PAGE..(page + 1) * BITS_PER_PAGE), SET);
+    }
+    let region_bits = u64::from(shape.region_bits());
+    for region in record.regions {
+        let first = u64::from(region) * region_bits;
+        bits.set(first..first + region_bits);
+        pages.raise(&(first..first + region_bits), SET);
+    }
+    let start = Start { name: *log, bits, pages, sequence: record.sequence };
+    Ok(Recovered { start, header_sequence: header.sequence })
+}
+
+/// Makes a log, all of whose bits are set or clear.
+pub(crate) async fn make(
+    area: &Area,
+    replica: Uuid,
+    incarnation: u64,
+    dirty: bool,
+) -> Result<Recovered, IoError> {
+    let (shape, name) = (*area.shape(), Uuid::random());
+    let bits = Bitmap::new(shape.bits(), shape.bit_bytes);
+    if dirty {
+        bits.set(bits.all());
+    }
+    let mut first = 0;
+    while first < shape.pages() {
+        let end = shape.pages().min(first + PAGES_PER_WRITE);
+        area.write_pages(name, first..end, &bits).await?;
+        first = end;
+    }
+    // What an earlier log left in the other slot is of another name.
+    area.write_record(0, name, &[]).await?;
+    // Both slots: an earlier log's header may have any sequence.
+    for sequence in [0, 1] {
+        let header = LogHeader { sequence, log: name, replica, incarnation, shape };
+        area.write_header(&header).await?;
+    }
+    let pages = Pages::new(shape.pages());
+    Ok(Recovered { start: Start { name, bits, pages, sequence: 0 }, header_sequence: 1 })
+}

@@ -1,0 +1,234 @@
+//! Who serves: taking the role of the source, and giving it up.
+//!
+//! One change of role at a time. Epochs are unique among the replicas of a volume: each takes
+//! numbers of its own residue, so that two that promote themselves out of each other's sight never
+//! take the same.
+
+use std::sync::Arc;
+
+use flagstone_blockdev::IoError;
+
+use crate::format::superblock::{Role, Superblock};
+use crate::id::{Generation, Uuid};
+use crate::mirror::{Inner, State};
+use crate::peer::{Request, order};
+
+/// Epochs are dealt out to so many replicas: the own and two peers, and one for good measure.
+const EPOCH_STRIDE: u64 = 4;
+
+/// The next epoch of the replica that is `rank`-th of its volume, after all that were seen.
+pub(crate) fn next_epoch(seen: u64, rank: u64) -> u64 {
+    let first = seen - seen % EPOCH_STRIDE + rank % EPOCH_STRIDE;
+    if first > seen { first } else { first + EPOCH_STRIDE }
+}
+
+/// A change of role under way; ended when dropped.
+pub(crate) struct Changing(Arc<Inner>);
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        self.0.change(|state| state.changing = false);
+    }
+}
+
+/// The local leg is being left.
+struct Leaving(Arc<Inner>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.0.change(|state| state.leaving_local = false);
+    }
+}
+
+/// New calls of hosts wait while this is there.
+pub(crate) struct Hold(Arc<Inner>);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.change(|state| state.holds -= 1);
+    }
+}
+
+/// Why a change of role came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RoleError {
+    /// The local leg or log.
+    #[error("the replica's device fails: {0}")]
+    Io(#[from] IoError),
+    /// A resync to it began and has not ended.
+    #[error("the data here is inconsistent: a resync to it has not ended")]
+    Inconsistent,
+    /// It never held data.
+    #[error("the replica holds no data yet")]
+    Blank,
+    /// The local leg has failed.
+    #[error("the local leg has failed")]
+    LocalFailed,
+}
+
+impl Inner {
+    /// Begins a change of role, after any other.
+    pub(crate) async fn changing(self: &Arc<Self>) -> Changing {
+        let begin =
+            |state: &mut State| (!std::mem::replace(&mut state.changing, true)).then_some(());
+        self.wait(begin).await;
+        Changing(self.clone())
+    }
+
+    /// Holds new calls of hosts.
+    pub(crate) fn hold(self: &Arc<Self>) -> Hold {
+        self.change(|state| state.holds += 1);
+        Hold(self.clone())
+    }
+
+    /// Waits until no call of a host is under way.
+    pub(crate) async fn drained(&self) {
+        self.wait(|state| (state.in_flight == 0 && !state.minting).then_some(())).await;
+    }
+
+    fn rank(&self) -> u64 {
+        let superblock = self.local.superblock();
+        let mine = superblock.replica;
+        let others = superblock.peers.iter().map(|peer| peer.replica);
+        others.filter(|other: &Uuid| !other.is_none() && *other < mine).count() as u64
+    }
+
+    fn may_serve(&self) -> Result<(), RoleError> {
+        let superblock = self.local.superblock();
+        if superblock.flags.inconsistent {
+            return Err(RoleError::Inconsistent);
+        }
+        if superblock.current.is_none() {
+            return Err(RoleError::Blank);
+        }
+        if self.lock().local_failed {
+            return Err(RoleError::LocalFailed);
+        }
+        Ok(())
+    }
+
+    /// The epoch that this replica takes next, after all that were seen here and `seen`.
+    pub(crate) fn epoch_after(&self, seen: u64) -> u64 {
+        next_epoch(self.local.superblock().epoch.max(seen), self.rank())
+    }
+
+    /// Becomes the source, of an epoch later than `seen` and than all that were seen here. `forced`
+    /// when the peer was not asked.
+    pub(crate) async fn activate(
+        self: &Arc<Self>,
+        seen: u64,
+        forced: bool,
+    ) -> Result<u64, RoleError> {
+        self.may_serve()?;
+        // A source of the past must not write here from now on. What it has begun may be a resync:
+        // so ask again.
+        self.end_attachment().await;
+        self.may_serve()?;
+        let active = self.lock().active;
+        let rank = self.rank();
+        let alone = forced && !active;
+        let promote = move |superblock: &mut Superblock| {
+            superblock.role = Role::Source;
+            superblock.epoch = next_epoch(superblock.epoch.max(seen), rank);
+            // Hosts will have read what is here, whatever the peer may have.
+            superblock.flags.served_alone |= alone && superblock.flags.crashed;
+        };
+        if active {
+            self.local.update(promote).await?;
+            return Ok(self.local.superblock().epoch);
+        }
+        self.local.begin_use(promote).await?;
+        self.take_marks_over();
+        self.change(|state| {
+            (state.role, state.active) = (Role::Source, true);
+            for leg in &mut state.legs {
+                if !leg.foreground {
+                    leg.minted = false;
+                }
+            }
+        });
+        let Superblock { replica, epoch, .. } = self.local.superblock();
+        tracing::info!(%replica, epoch, forced, "this side serves hosts");
+        Ok(epoch)
+    }
+
+    /// Stops serving. What hosts have in flight ends first; what they ask for next fails.
+    pub(crate) async fn deactivate(self: &Arc<Self>, role: Role) -> Result<(), IoError> {
+        if !self.lock().active {
+            return Ok(());
+        }
+        let _hold = self.hold();
+        self.drained().await;
+        let serials: Vec<u64> = self.lock().legs.iter().map(|leg| leg.serial).collect();
+        for (leg, serial) in serials.into_iter().enumerate() {
+            self.lose(leg, serial);
+        }
+        self.change(|state| state.active = false);
+        tracing::info!(replica = %self.local.superblock().replica, "this side serves no hosts");
+        self.put_away(role).await
+    }
+
+    /// The superblock says that nobody uses the replica any more.
+    pub(crate) async fn put_away(self: &Arc<Self>, role: Role) -> Result<(), IoError> {
+        self.local.data().flush().await?;
+        if self.local.superblock().flags.in_use {
+            self.local.end_use(move |superblock| superblock.role = role).await?;
+        } else {
+            self.local.update(move |superblock| superblock.role = role).await?;
+        }
+        self.change(|state| state.role = role);
+        Ok(())
+    }
+
+    /// The local leg has failed. A peer that has all goes on without it; else the host gets `error`.
+    pub(crate) async fn go_on_without_local(
+        self: &Arc<Self>,
+        whole: Option<(usize, u64)>,
+        error: IoError,
+    ) -> Result<(), IoError> {
+        let Some((leg, serial)) = whole else { return Err(error) };
+        // Not a change of role: those wait for the calls in flight, of which this is one.
+        let begin =
+            |state: &mut State| (!std::mem::replace(&mut state.leaving_local, true)).then_some(());
+        self.wait(begin).await;
+        let _leaving = Leaving(self.clone());
+        if self.lock().local_failed {
+            return if self.is_whole(leg, serial) { Ok(()) } else { Err(error) };
+        }
+        // Any other peer is left behind: who would keep track of what it lacks?
+        let others: Vec<(usize, u64)> =
+            self.lock().legs.iter().map(|leg| leg.serial).enumerate().collect();
+        for (other, serial) in others.into_iter().filter(|(other, _)| *other != leg) {
+            self.lose(other, serial);
+        }
+        let session = self.lock().legs[leg].session.clone().ok_or(error)?;
+        let lost = self.local.superblock().replica;
+        let request = Request::GoAlone { generation: Generation::random(), lost };
+        if order(&session, request).await.is_err() {
+            self.lose(leg, serial);
+            return Err(error);
+        }
+        tracing::error!(
+            replica = %lost,
+            "the local leg has failed ({error}): the peer carries the volume alone"
+        );
+        self.change(|state| state.local_failed = true);
+        if self.is_whole(leg, serial) { Ok(()) } else { Err(error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_grow_and_belong_to_one_replica() {
+        for seen in 0..40 {
+            for rank in 0..3 {
+                let next = next_epoch(seen, rank);
+                assert!(next > seen && next <= seen + EPOCH_STRIDE);
+                assert_eq!(next % EPOCH_STRIDE, rank);
+            }
+        }
+    }
+}

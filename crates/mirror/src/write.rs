@@ -1,0 +1,502 @@
+//! Changes of hosts: both legs in parallel, and what is done before the host hears of it.
+//!
+//! 1. The range is held against overlapping calls, and its regions are hot.
+//! 2. The gate says which legs it goes to; a leg that lacks it is marked.
+//! 3. All legs at once.
+//! 4. A peer that failed is marked and given up, and a generation minted, durably. A local leg that
+//!    failed is left, and a peer that is whole goes on alone. Only then the host is told.
+//!
+//! From step 3 on the call goes to its end though the host's side of it is dropped: data that is on
+//! one leg and not on the other, with nothing that says so, must not be.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_runtime::{Buf, spawn_detached};
+
+use crate::gate::{Going, LegGoing, Passage, Sending};
+use crate::limits::PEERS_MAX;
+use crate::mirror::{Inner, count};
+use crate::options::Mode;
+use crate::order::Order;
+use crate::overlap::Held;
+use crate::queue::Place;
+use crate::replica::Pin as HotPin;
+use crate::state::{Phase, Wish};
+
+/// What is done to a range.
+#[derive(Clone)]
+pub(crate) enum Op {
+    /// These bytes are written.
+    Write(Buf),
+    /// It is zeroed.
+    Zero {
+        /// And may be deallocated.
+        may_deallocate: bool,
+    },
+}
+
+impl Op {
+    /// Data that goes with it, in bytes.
+    fn data_bytes(&self) -> u64 {
+        match self {
+            Op::Write(data) => data.len() as u64,
+            Op::Zero { .. } => 0,
+        }
+    }
+
+    fn to_device(&self, device: &SharedDevice, offset: u64, len: u64, fua: bool) -> IoFuture<()> {
+        match self {
+            Op::Write(data) => device.write(offset, data.clone(), fua),
+            Op::Zero { may_deallocate } => {
+                let may_deallocate = *may_deallocate;
+                let flags = ZeroFlags { fua, may_deallocate, fast_only: false };
+                device.write_zeroes(offset, len, flags)
+            }
+        }
+    }
+
+    fn to_session(
+        &self,
+        sending: &Sending,
+        (offset, len): (u64, u64),
+        fua: bool,
+        order: Option<Order>,
+    ) -> IoFuture<()> {
+        let fua = fua || sending.durable;
+        match self {
+            Op::Write(data) => sending.session.write(offset, data.clone(), fua, order),
+            Op::Zero { may_deallocate } => {
+                let may_deallocate = *may_deallocate;
+                let flags = ZeroFlags { fua, may_deallocate, fast_only: false };
+                sending.session.write_zeroes(offset, len, flags, order)
+            }
+        }
+    }
+}
+
+/// A call that goes to its end, whether or not anybody waits for it.
+pub(crate) struct Finish(Option<IoFuture<()>>);
+
+impl Finish {
+    pub(crate) fn new(work: impl Future<Output = Result<(), IoError>> + 'static) -> Finish {
+        Finish(Some(IoFuture::later(work)))
+    }
+}
+
+impl Future for Finish {
+    type Output = Result<(), IoError>;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(work) = &mut self.0 else { return Poll::Pending };
+        let polled = Pin::new(work).poll(cx);
+        if polled.is_ready() {
+            self.0 = None;
+        }
+        polled
+    }
+}
+
+impl Drop for Finish {
+    fn drop(&mut self) {
+        if let Some(work) = self.0.take() {
+            spawn_detached(async move {
+                // Nobody waits for what it says; what it had to record it has.
+                let _ = work.await;
+            });
+        }
+    }
+}
+
+/// A change under way.
+struct Flight {
+    going: Going,
+    op: Op,
+    offset: u64,
+    len: u64,
+    fua: bool,
+    held: Held,
+    pin: Option<HotPin>,
+}
+
+/// A change of a host, piece by piece where it is long: the number of hot regions is bounded.
+pub(crate) async fn change(
+    inner: Arc<Inner>,
+    (offset, len): (u64, u64),
+    op: Op,
+    fua: bool,
+) -> Result<(), IoError> {
+    let longest = inner.local.longest_piece();
+    if offset % longest + len <= longest {
+        return change_piece(inner, (offset, len), op, fua).await;
+    }
+    let (mut at, end) = (offset, offset + len);
+    while at < end {
+        let piece = (longest - at % longest).min(end - at);
+        let part = match &op {
+            Op::Write(data) => {
+                let from = (at - offset) as usize;
+                Op::Write(data.slice(from..from + piece as usize))
+            }
+            zero => zero.clone(),
+        };
+        change_piece(inner.clone(), (at, piece), part, fua).await?;
+        at += piece;
+    }
+    Ok(())
+}
+
+async fn change_piece(
+    inner: Arc<Inner>,
+    (offset, len): (u64, u64),
+    op: Op,
+    fua: bool,
+) -> Result<(), IoError> {
+    let began = Inner::now_ns();
+    let flight = loop {
+        let held = inner.overlap.change(offset, len).held().await;
+        match depart(&inner, (offset, len), op.data_bytes()).await? {
+            Departure::Go(going, pin) => {
+                break Flight { going, op, offset, len, fua, held, pin };
+            }
+            Departure::Wait(passage) => {
+                // Without the range: a resync may need it before the gate opens.
+                drop(held);
+                inner.wait_for_gate(passage).await;
+            }
+        }
+    };
+    let result = Finish::new(fly(inner.clone(), flight)).await;
+    count(&inner.counters.writes, 1);
+    count(&inner.counters.calls, 1);
+    count(&inner.counters.calls_ns, Inner::now_ns().saturating_sub(began));
+    result
+}
+
+enum Departure {
+    Go(Going, Option<HotPin>),
+    Wait(Passage),
+}
+
+/// Makes the regions hot and passes the gate.
+async fn depart(
+    inner: &Arc<Inner>,
+    range: (u64, u64),
+    data_bytes: u64,
+) -> Result<Departure, IoError> {
+    let pin = match inner.lock().local_failed {
+        true => None,
+        false => Some(inner.local.pin(range.0, range.1)),
+    };
+    let pin = match pin {
+        Some(pin) => Some(pin.await?),
+        None => None,
+    };
+    loop {
+        match inner.pass(range, data_bytes) {
+            Passage::Go(going) => return Ok(Departure::Go(going, pin)),
+            Passage::Mint => inner.ensure_minted().await?,
+            Passage::Refused(error) => return Err(error),
+            passage => return Ok(Departure::Wait(passage)),
+        }
+    }
+}
+
+impl Inner {
+    /// Waits until it is worth asking the gate again.
+    async fn wait_for_gate(&self, passage: Passage) {
+        match passage {
+            Passage::Wait(seen) => {
+                self.lock().waiting += 1;
+                let _count = Uncount(self);
+                self.wait(|state| (state.changes != seen).then_some(())).await;
+            }
+            Passage::Full(leg) => self.wait_at_door(leg).await,
+            Passage::Behind(leg, serial) => self.leave_behind(leg, serial),
+            Passage::Go(_) | Passage::Mint | Passage::Refused(_) => {}
+        }
+    }
+
+    async fn wait_at_door(&self, leg: usize) {
+        let mut first = true;
+        poll_fn(|cx| {
+            let mut queue = self.legs[leg].queue();
+            if !std::mem::take(&mut first) || !queue.is_full() {
+                return Poll::Ready(());
+            }
+            queue.wait_at_door(cx.waker());
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// One that waits at the gate no longer.
+struct Uncount<'a>(&'a Inner);
+
+impl Drop for Uncount<'_> {
+    fn drop(&mut self) {
+        self.0.lock().waiting -= 1;
+    }
+}
+
+/// What the legs said, and when the last of each kind had.
+struct Landed {
+    local: Option<Result<(), IoError>>,
+    remote: [Option<Result<(), IoError>>; PEERS_MAX],
+    local_ns: u64,
+    all_ns: u64,
+}
+
+/// Makes all calls at once and waits for all of them.
+async fn land(inner: &Arc<Inner>, flight: &Flight) -> Landed {
+    let range = (flight.offset, flight.len);
+    let began = Inner::now_ns();
+    let mut remote = [const { None }; PEERS_MAX];
+    for (index, leg) in flight.going.legs.iter().enumerate() {
+        match leg {
+            LegGoing::Marked => {}
+            LegGoing::Send(sending) => {
+                remote[index] = Some(flight.op.to_session(sending, range, flight.fua, None));
+            }
+            LegGoing::Queue(sending, place, order) => {
+                let letter = Letter { leg: index, sending: sending.clone(), place: *place };
+                let (inner, op, order) = (inner.clone(), flight.op.clone(), *order);
+                spawn_detached(deliver(inner, letter, op, range, order));
+            }
+        }
+    }
+    let device = inner.local.data();
+    let mut local = flight
+        .going
+        .local
+        .then(|| flight.op.to_device(device, flight.offset, flight.len, flight.fua));
+    let mut landed = Landed { local: None, remote: [None; PEERS_MAX], local_ns: 0, all_ns: 0 };
+    poll_fn(|cx| {
+        if let Some(call) = &mut local
+            && let Poll::Ready(result) = Pin::new(call).poll(cx)
+        {
+            (local, landed.local) = (None, Some(result));
+            landed.local_ns = Inner::now_ns().saturating_sub(began);
+        }
+        for (call, landed) in remote.iter_mut().zip(&mut landed.remote) {
+            if let Some(running) = call
+                && let Poll::Ready(result) = Pin::new(running).poll(cx)
+            {
+                (*call, *landed) = (None, Some(result));
+            }
+        }
+        let flying = local.is_some() || remote.iter().any(Option::is_some);
+        if flying { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    landed.all_ns = Inner::now_ns().saturating_sub(began);
+    landed
+}
+
+/// From the gate to the end.
+async fn fly(inner: Arc<Inner>, flight: Flight) -> Result<(), IoError> {
+    let landed = land(&inner, &flight).await;
+    count(&inner.counters.local_ns, landed.local_ns);
+    let result = settle(&inner, &flight, &landed).await;
+    inner.ended();
+    let Flight { held, pin, .. } = flight;
+    drop((held, pin));
+    result?;
+    if landed.remote.iter().flatten().any(Result::is_err) {
+        inner.wait_if_strict().await?;
+    }
+    Ok(())
+}
+
+/// Records what the legs said.
+async fn settle(inner: &Arc<Inner>, flight: &Flight, landed: &Landed) -> Result<(), IoError> {
+    let Flight { offset, len, .. } = *flight;
+    let local = landed.local.unwrap_or(Err(IoError::WriteFault));
+    let mut whole = None;
+    for (leg, result) in landed.remote.iter().enumerate() {
+        let LegGoing::Send(sending) = &flight.going.legs[leg] else { continue };
+        match result {
+            Some(Ok(())) => {
+                let added = landed.all_ns.saturating_sub(landed.local_ns);
+                count(&inner.legs[leg].counters.added_ns, added);
+                count(&inner.legs[leg].counters.added_writes, 1);
+                if local.is_err() && inner.is_whole(leg, sending.serial) {
+                    whole = Some((leg, sending.serial));
+                } else if local.is_err() {
+                    inner.mark(leg, offset, len);
+                }
+            }
+            _ => {
+                inner.mark(leg, offset, len);
+                inner.lose(leg, sending.serial);
+            }
+        }
+        inner.sent(leg, sending.half);
+    }
+    if let Err(error) = local {
+        return inner.go_on_without_local(whole, error).await;
+    }
+    inner.complete_orders(&flight.going);
+    if landed.remote.iter().flatten().any(Result::is_err) {
+        inner.ensure_minted().await?;
+    }
+    Ok(())
+}
+
+impl Inner {
+    /// The write has completed towards its host, as far as the order of later ones is concerned.
+    fn complete_orders(&self, going: &Going) {
+        for (leg, going) in going.legs.iter().enumerate() {
+            if let LegGoing::Queue(sending, _, order) = going {
+                let mut state = self.lock();
+                let own = &mut state.legs[leg];
+                if own.serial == sending.serial {
+                    own.numbering.completed(order.epoch);
+                }
+            }
+        }
+    }
+
+    /// True when this session's peer has all that was completed.
+    pub(crate) fn is_whole(&self, leg: usize, serial: u64) -> bool {
+        let state = self.lock();
+        let in_sync = state.legs[leg].phase == Phase::InSync;
+        let at_once = self.legs[leg].options().mode == Mode::Sync;
+        state.legs[leg].is_current(serial) && in_sync && at_once
+    }
+
+    /// A session whose peer has all that was completed.
+    pub(crate) fn first_whole(&self) -> Option<(usize, u64)> {
+        let found = |leg: usize| (leg, self.lock().legs[leg].serial);
+        (0..self.legs.len()).map(found).find(|(leg, serial)| self.is_whole(*leg, *serial))
+    }
+
+    /// A peer that the operator wants kept up to date lacks what was written, and the policy is to
+    /// hold: waits until it is up to date, or the policy or the operator says otherwise.
+    async fn wait_if_strict(&self) -> Result<(), IoError> {
+        self.wait(|state| {
+            if !state.active {
+                return Some(Err(IoError::Unreachable));
+            }
+            let holds = state.legs.iter().zip(&self.legs).any(|(own, leg)| {
+                own.wish == Wish::Mirror && own.phase != Phase::InSync && leg.options().is_strict()
+            });
+            (!holds).then_some(Ok(()))
+        })
+        .await
+    }
+}
+
+/// A write that is left to a peer's queue.
+struct Letter {
+    leg: usize,
+    sending: Sending,
+    place: Place,
+}
+
+/// Sends a queued write when it is its turn.
+async fn deliver(inner: Arc<Inner>, letter: Letter, op: Op, range: (u64, u64), order: Order) {
+    let Letter { leg, sending, place } = letter;
+    let goes = poll_fn(|cx| {
+        if inner.legs[leg].queue().may_send(place, cx.waker()) {
+            return Poll::Ready(true);
+        }
+        // After the waker was left: a session that ends from now on wakes us.
+        let lost = !inner.lock().legs[leg].is_current(sending.serial);
+        if lost { Poll::Ready(false) } else { Poll::Pending }
+    })
+    .await;
+    let result = match goes {
+        true => op.to_session(&sending, range, false, Some(order)).await,
+        false => Err(IoError::Unreachable),
+    };
+    if result.is_err() {
+        inner.mark(leg, range.0, range.1);
+        inner.lose(leg, sending.serial);
+    }
+    inner.leave_queue(leg, place);
+    inner.sent(leg, sending.half);
+}
+
+impl Inner {
+    fn leave_queue(&self, leg: usize, place: Place) {
+        let mut queue = self.legs[leg].queue();
+        queue.ended(place);
+        let next = queue.next_to_send();
+        let door = queue.take_door();
+        drop(queue);
+        next.into_iter().chain(door).for_each(std::task::Waker::wake);
+    }
+}
+
+/// A flush of a host: durable on the local leg, and on legs that acknowledge from memory.
+pub(crate) async fn flush(inner: Arc<Inner>) -> Result<(), IoError> {
+    let going = loop {
+        match inner.pass_flush() {
+            Passage::Go(going) => break going,
+            Passage::Mint => inner.ensure_minted().await?,
+            Passage::Refused(error) => return Err(error),
+            passage => inner.wait_for_gate(passage).await,
+        }
+    };
+    Finish::new(fly_flush(inner, going)).await
+}
+
+async fn fly_flush(inner: Arc<Inner>, going: Going) -> Result<(), IoError> {
+    let mut local = going.local.then(|| inner.local.data().flush());
+    let mut remote = [const { None }; PEERS_MAX];
+    for (call, leg) in remote.iter_mut().zip(&going.legs) {
+        if let LegGoing::Send(sending) = leg {
+            *call = Some(sending.session.flush());
+        }
+    }
+    let mut said = [None; PEERS_MAX];
+    let mut here = Ok(());
+    poll_fn(|cx| {
+        if let Some(call) = &mut local
+            && let Poll::Ready(result) = Pin::new(call).poll(cx)
+        {
+            (local, here) = (None, result);
+        }
+        for (call, said) in remote.iter_mut().zip(&mut said) {
+            if let Some(running) = call
+                && let Poll::Ready(result) = Pin::new(running).poll(cx)
+            {
+                (*call, *said) = (None, Some(result));
+            }
+        }
+        let flying = local.is_some() || remote.iter().any(Option::is_some);
+        if flying { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    let result = settle_flush(&inner, &going, here, said).await;
+    inner.ended();
+    result
+}
+
+async fn settle_flush(
+    inner: &Arc<Inner>,
+    going: &Going,
+    here: Result<(), IoError>,
+    said: [Option<Result<(), IoError>>; PEERS_MAX],
+) -> Result<(), IoError> {
+    for (leg, said) in said.iter().enumerate() {
+        let LegGoing::Send(sending) = &going.legs[leg] else { continue };
+        if !matches!(said, Some(Ok(()))) {
+            inner.lose(leg, sending.serial);
+        }
+        inner.sent(leg, sending.half);
+    }
+    if let Err(error) = here {
+        // Legs that were not asked have all that was completed, durably.
+        let whole = inner.first_whole();
+        return inner.go_on_without_local(whole, error).await;
+    }
+    if said.iter().flatten().any(Result::is_err) {
+        inner.ensure_minted().await?;
+    }
+    Ok(())
+}

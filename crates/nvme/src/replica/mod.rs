@@ -1,0 +1,109 @@
+//! Vendor specific commands of a replication subsystem: what one replica of a mirrored volume
+//! asks of the other, and writes that keep an order.
+//!
+//! What it promises:
+//!
+//! - opcodes lie in the ranges that the specification leaves to vendors (admin C0h to FFh, I/O 80h
+//!   to FFh) and say in bits 1:0 where their data goes, so that generic hosts can send them
+//!   (`nvme admin-passthru`, `nvme io-passthru`);
+//! - what is not used of a command is 0, and anything else is refused: a later version may give it
+//!   a meaning, and an older target then says so;
+//! - every admin command is idempotent: sent twice, the second finds done what the first did.
+//!
+//! Byte by byte, with examples, in `docs/nvme-vendor-commands.md`. [`request`] is what is asked,
+//! [`reply`] what is answered, [`order`] the I/O commands.
+
+pub mod order;
+pub mod reply;
+pub mod request;
+
+pub use order::{Order, OrderedWrite, OrderedZeroes};
+pub use reply::{About, AboutError, Refusal, Role};
+pub use request::{Attach, Request, State};
+
+/// Data of Replica Identify, in bytes.
+pub const IDENTIFY_BYTES: usize = 512;
+/// Data of Replica Attach, in bytes.
+pub const ATTACH_BYTES: usize = 64;
+/// Words of 64 bits in one page of the bitmap: what fits a page of 4,096 B beside a header of 64 B.
+pub const BITMAP_WORDS: usize = 504;
+/// Data of Replica Bitmap, in bytes.
+pub const BITMAP_BYTES: usize = BITMAP_WORDS * 8;
+/// Checksums in one Replica Checksum at most: the longest range in the smallest parts.
+pub const CHECKSUMS: usize = (CHECK_BYTES / CHECK_UNIT_MIN_BYTES as u64) as usize;
+/// Longest range of one Replica Checksum, in bytes.
+pub const CHECK_BYTES: u64 = 1 << 20;
+/// Smallest part that has a checksum of its own, in bytes.
+pub const CHECK_UNIT_MIN_BYTES: u32 = 4096;
+/// The most data that any of the admin commands moves, in bytes.
+pub const DATA_MAX_BYTES: usize = 4096;
+
+const _: () = assert!(BITMAP_BYTES <= DATA_MAX_BYTES && CHECKSUMS * 8 <= DATA_MAX_BYTES);
+
+/// Admin opcodes of vendor specific commands.
+pub mod admin {
+    use crate::opcode::AdminOpcode;
+
+    /// Replica Attach.
+    pub const ATTACH: AdminOpcode = AdminOpcode(0xc1);
+    /// Replica Identify.
+    pub const IDENTIFY: AdminOpcode = AdminOpcode(0xc2);
+    /// Replica Set State.
+    pub const SET_STATE: AdminOpcode = AdminOpcode(0xc4);
+    /// Replica Bitmap.
+    pub const BITMAP: AdminOpcode = AdminOpcode(0xc6);
+    /// Replica Promote.
+    pub const PROMOTE: AdminOpcode = AdminOpcode(0xc8);
+    /// Replica Checksum.
+    pub const CHECKSUM: AdminOpcode = AdminOpcode(0xca);
+    /// Replica Hand Over.
+    pub const HAND_OVER: AdminOpcode = AdminOpcode(0xcc);
+    /// Replica Go Alone.
+    pub const GO_ALONE: AdminOpcode = AdminOpcode(0xd0);
+    /// Replica Surrender.
+    pub const SURRENDER: AdminOpcode = AdminOpcode(0xd4);
+
+    /// All of them, ascending.
+    pub const ALL: [AdminOpcode; 9] =
+        [ATTACH, IDENTIFY, SET_STATE, BITMAP, PROMOTE, CHECKSUM, HAND_OVER, GO_ALONE, SURRENDER];
+}
+
+/// I/O opcodes of vendor specific commands.
+pub mod io {
+    use crate::opcode::IoOpcode;
+
+    /// Ordered Write.
+    pub const WRITE: IoOpcode = IoOpcode(0x81);
+    /// Ordered Write Zeroes.
+    pub const WRITE_ZEROES: IoOpcode = IoOpcode(0x84);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::opcode::DataDirection;
+
+    #[test]
+    fn opcodes_are_the_vendors_and_tell_where_data_goes() {
+        use DataDirection::{ControllerToHost, HostToController, None};
+        let directions = [
+            HostToController,
+            ControllerToHost,
+            None,
+            ControllerToHost,
+            None,
+            ControllerToHost,
+            None,
+            None,
+            None,
+        ];
+        for (opcode, direction) in admin::ALL.into_iter().zip(directions) {
+            assert!(opcode.is_vendor_specific());
+            assert_eq!(DataDirection::of(opcode.0), direction, "{opcode}");
+        }
+        assert_eq!(DataDirection::of(io::WRITE.0), HostToController);
+        assert_eq!(DataDirection::of(io::WRITE_ZEROES.0), None);
+        assert!([io::WRITE, io::WRITE_ZEROES].iter().all(|opcode| opcode.is_vendor_specific()));
+        assert!(admin::ALL.is_sorted());
+    }
+}

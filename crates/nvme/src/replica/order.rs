@@ -1,0 +1,216 @@
+//! Writes that keep an order: as Write and Write Zeroes, with an order epoch in dwords that those
+//! leave free.
+//!
+//! Writes that were under way together share an order epoch; one that began after another had
+//! completed has a later one. Each tells how many writes the epoch before it has, so a target needs
+//! no round trip to know when the one before is complete, in whatever order they arrive.
+
+use super::io;
+use crate::command::Sqe;
+use crate::command::io::{BlockCommand, BlockRange};
+use crate::opcode::IoOpcode;
+use crate::sgl::SglDescriptor;
+use crate::status::Status;
+use crate::wire::U32;
+
+/// Where a write stands in the order of its attachment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Its order epoch; the first of an attachment is 1.
+    pub epoch: u64,
+    /// Writes of the epoch before it; 0 of the first.
+    pub before: u32,
+}
+
+/// Force unit access.
+const FUA: u32 = 1 << 30;
+/// Deallocate.
+const DEALLOCATE: u32 = 1 << 25;
+const INVALID: Status = Status::INVALID_FIELD.dnr();
+
+impl Order {
+    fn parse(command: &Sqe) -> Result<Order, Status> {
+        let (low, high) = (command.cdw14.get(), command.cdw15.get());
+        let order =
+            Order { epoch: u64::from(low) | u64::from(high) << 32, before: command.cdw13.get() };
+        // The first has none before it, and each other has at least one.
+        if order.epoch == 0 || (order.epoch == 1) != (order.before == 0) {
+            return Err(INVALID);
+        }
+        Ok(order)
+    }
+
+    fn put(self, command: &mut Sqe) {
+        command.cdw13 = U32::new(self.before);
+        command.cdw14 = U32::new(self.epoch as u32);
+        command.cdw15 = U32::new((self.epoch >> 32) as u32);
+    }
+}
+
+/// Ordered Write (81h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OrderedWrite {
+    /// Blocks.
+    pub range: BlockRange,
+    /// Complete when it is on media that survives power loss.
+    pub fua: bool,
+    /// Its place in the order.
+    pub order: Order,
+}
+
+impl OrderedWrite {
+    /// The command; `data` says whether its data is in the capsule.
+    #[must_use]
+    pub fn command(&self, cid: u16, nsid: u32, data: SglDescriptor) -> Sqe {
+        let mut command = Sqe::write(cid, nsid, self.range, self.fua, data);
+        command.opcode = io::WRITE.0;
+        self.order.put(&mut command);
+        command
+    }
+
+    /// Reads the command.
+    ///
+    /// # Errors
+    /// Invalid Field, with do not retry, of an order that cannot be and of any bit that is reserved.
+    pub fn parse(command: &Sqe) -> Result<OrderedWrite, Status> {
+        let reserved = command.cdw12.get() & !(FUA | 0xffff);
+        if reserved != 0 || command.cdw2.get() != 0 || command.cdw3.get() != 0 {
+            return Err(INVALID);
+        }
+        let fields = BlockCommand::parse(command);
+        Ok(OrderedWrite { range: fields.range, fua: fields.fua(), order: Order::parse(command)? })
+    }
+}
+
+/// Ordered Write Zeroes (84h). Of any length: all of it is one write of its order epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OrderedZeroes {
+    /// First block.
+    pub start: u64,
+    /// Number of blocks, not 0's based; from 1.
+    pub blocks: u64,
+    /// Complete when it is on media that survives power loss.
+    pub fua: bool,
+    /// The blocks may be deallocated, as far as they then read as zeroes.
+    pub deallocate: bool,
+    /// Its place in the order.
+    pub order: Order,
+}
+
+impl OrderedZeroes {
+    /// The command.
+    #[must_use]
+    pub fn command(&self, cid: u16, nsid: u32) -> Sqe {
+        let opcode: IoOpcode = io::WRITE_ZEROES;
+        let mut command = Sqe::new(opcode.0, cid, nsid, SglDescriptor::transport(0));
+        command.cdw2 = U32::new(self.blocks as u32);
+        command.cdw3 = U32::new((self.blocks >> 32) as u32);
+        command.cdw10 = U32::new(self.start as u32);
+        command.cdw11 = U32::new((self.start >> 32) as u32);
+        let fua = if self.fua { FUA } else { 0 };
+        let deallocate = if self.deallocate { DEALLOCATE } else { 0 };
+        command.cdw12 = U32::new(fua | deallocate);
+        self.order.put(&mut command);
+        command
+    }
+
+    /// Reads the command.
+    ///
+    /// # Errors
+    /// Invalid Field, with do not retry, of no blocks, of an order that cannot be and of any bit
+    /// that is reserved.
+    pub fn parse(command: &Sqe) -> Result<OrderedZeroes, Status> {
+        let options = command.cdw12.get();
+        let blocks = u64::from(command.cdw2.get()) | u64::from(command.cdw3.get()) << 32;
+        let start = u64::from(command.cdw10.get()) | u64::from(command.cdw11.get()) << 32;
+        if options & !(FUA | DEALLOCATE) != 0 || blocks == 0 {
+            return Err(INVALID);
+        }
+        let (fua, deallocate) = (options & FUA != 0, options & DEALLOCATE != 0);
+        Ok(OrderedZeroes { start, blocks, fua, deallocate, order: Order::parse(command)? })
+    }
+
+    /// Checks it against a namespace of `namespace_blocks` blocks.
+    ///
+    /// # Errors
+    /// LBA Out of Range, with do not retry, also when its end exceeds 64 bits.
+    pub const fn check_within(&self, namespace_blocks: u64) -> Result<(), Status> {
+        match self.start.checked_add(self.blocks) {
+            Some(end) if end <= namespace_blocks => Ok(()),
+            _ => Err(Status::LBA_OUT_OF_RANGE.dnr()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Wire;
+    use proptest::prelude::*;
+
+    fn any_order() -> impl Strategy<Value = Order> {
+        (1u64.., 1u32..).prop_map(|(epoch, before)| Order {
+            epoch,
+            before: if epoch == 1 { 0 } else { before },
+        })
+    }
+
+    #[test]
+    fn bits_are_where_the_document_has_them() {
+        let order = Order { epoch: 0x5_0000_0006, before: 7 };
+        let range = BlockRange::new(0x1_0000_0002, 8).unwrap();
+        let write = OrderedWrite { range, fua: true, order };
+        let command = write.command(1, 1, SglDescriptor::transport(4096));
+        assert_eq!((command.opcode, command.cdw10.get(), command.cdw11.get()), (0x81, 2, 1));
+        assert_eq!((command.cdw12.get(), command.cdw13.get()), (0x4000_0007, 7));
+        assert_eq!((command.cdw14.get(), command.cdw15.get()), (6, 5));
+        let zeroes =
+            OrderedZeroes { start: 2, blocks: 1 << 32, fua: false, deallocate: true, order };
+        let command = zeroes.command(1, 1);
+        assert_eq!((command.opcode, command.cdw2.get(), command.cdw3.get()), (0x84, 0, 1));
+        assert_eq!(command.cdw12.get(), 0x0200_0000);
+        assert!(zeroes.check_within((1 << 32) + 2).is_ok());
+        assert!(zeroes.check_within((1 << 32) + 1).is_err());
+    }
+
+    #[test]
+    fn orders_that_cannot_be_are_refused() {
+        for (epoch, before) in [(0, 0), (0, 1), (1, 1), (2, 0)] {
+            let mut command = Sqe::flush(1, 1);
+            Order { epoch, before }.put(&mut command);
+            assert_eq!(OrderedWrite::parse(&command), Err(INVALID), "{epoch} {before}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_a_source_writes_a_target_reads(
+            start in 0..u64::MAX - 65_536,
+            blocks in 1u32..=65_536,
+            many in 1u64..,
+            fua: bool,
+            deallocate: bool,
+            order in any_order(),
+        ) {
+            let range = BlockRange::new(start, blocks).unwrap();
+            let write = OrderedWrite { range, fua, order };
+            let command = write.command(3, 4, SglDescriptor::transport(0));
+            prop_assert_eq!(OrderedWrite::parse(&command), Ok(write));
+            let zeroes = OrderedZeroes { start, blocks: many, fua, deallocate, order };
+            prop_assert_eq!(OrderedZeroes::parse(&zeroes.command(3, 4)), Ok(zeroes));
+        }
+
+        #[test]
+        fn any_command_is_read_or_refused(bytes: [u8; 64], namespace_blocks: u64) {
+            let command = Sqe::view(&bytes).unwrap();
+            if let Ok(write) = OrderedWrite::parse(command) {
+                prop_assert!(write.order.epoch > 0 && command.cdw2.get() == 0);
+            }
+            if let Ok(zeroes) = OrderedZeroes::parse(command)
+                && zeroes.check_within(namespace_blocks).is_ok()
+            {
+                prop_assert!(zeroes.start + zeroes.blocks <= namespace_blocks);
+            }
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! What a replica answers: what it says of itself, and why it refuses.
+
+use crate::status::{Status, sct};
+use crate::wire::{U16, U32, U64, wire};
+
+/// Generations that the peer may hold, in [`About`].
+pub const BASES: usize = 4;
+/// Generations of the past, in [`About`].
+pub const HISTORY: usize = 16;
+/// Version of the layout of [`About`].
+const VERSION: u16 = 1;
+/// Smallest and largest part of a volume that a bit stands for, in bytes.
+const BIT_BYTES: std::ops::RangeInclusive<u32> = 4 << 10..=16 << 20;
+
+wire! {
+    /// Data of Replica Identify.
+    pub struct About [512] {
+        /// Version of this layout: 1.
+        0 => pub version: U16,
+        /// See [`Role`].
+        2 => pub role: u8,
+        /// See the constants of [`About`].
+        3 => pub flags: u8,
+        /// What a bit of its bitmap stands for, in bytes: a power of two, 4 KiB to 16 MiB.
+        4 => pub bit_bytes: U32,
+        /// Size of the volume, in bytes.
+        8 => pub usable_bytes: U64,
+        /// UUID of the volume.
+        16 => pub volume: [u8; 16],
+        /// UUID of the replica.
+        32 => pub replica: [u8; 16],
+        /// The highest epoch that it has durably seen.
+        48 => pub epoch: U64,
+        /// Generation of its data; 0 for none.
+        56 => pub current: U64,
+        /// What the asker may hold such that the bitmap covers the differences; 0 fills the rest.
+        64 => pub bases: [U64; 4],
+        /// Earlier generations of its data, the newest first; 0 fills the rest.
+        96 => pub history: [U64; 16],
+        #[doc(hidden)]
+        224 => _reserved224: [u8; 288],
+    }
+}
+
+/// Which side of the mirror a replica is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It takes the source's writes (0).
+    Target,
+    /// It serves hosts (1).
+    Source,
+}
+
+/// What cannot be what a replica says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AboutError {
+    /// A layout of another version.
+    #[error("the peer describes its replica in version {0}, not 1: is it another release?")]
+    Version(u16),
+    /// Something out of its range: which.
+    #[error("the peer's {0} cannot be")]
+    Field(&'static str),
+}
+
+impl About {
+    /// Hosts read its data.
+    pub const SERVING: u8 = 1 << 0;
+    /// It was the source when it crashed.
+    pub const CRASHED: u8 = 1 << 1;
+    /// A resync to it has not ended.
+    pub const INCONSISTENT: u8 = 1 << 2;
+    /// Its log names parts that may differ.
+    pub const DIRTY: u8 = 1 << 3;
+    /// Hosts are served by it at this moment.
+    pub const ACTIVE: u8 = 1 << 4;
+    /// Completed writes may be lost with its power, until a flush.
+    pub const VOLATILE_CACHE: u8 = 1 << 5;
+    const FLAGS: u8 = (1 << 6) - 1;
+
+    /// One of this version and role, all else 0.
+    #[must_use]
+    pub fn new(role: Role) -> About {
+        let role = match role {
+            Role::Target => 0,
+            Role::Source => 1,
+        };
+        About { version: U16::new(VERSION), role, ..About::default() }
+    }
+
+    /// Its role.
+    ///
+    /// # Errors
+    /// [`AboutError`] of what no replica says of itself.
+    pub fn check(&self) -> Result<Role, AboutError> {
+        if self.version.get() != VERSION {
+            return Err(AboutError::Version(self.version.get()));
+        }
+        let bit_bytes = self.bit_bytes.get();
+        if !BIT_BYTES.contains(&bit_bytes) || !bit_bytes.is_power_of_two() {
+            return Err(AboutError::Field("granularity"));
+        }
+        if self.volume == [0; 16] || self.replica == [0; 16] {
+            return Err(AboutError::Field("name"));
+        }
+        if self.flags & !About::FLAGS != 0 {
+            return Err(AboutError::Field("state"));
+        }
+        match self.role {
+            0 => Ok(Role::Target),
+            1 => Ok(Role::Source),
+            _ => Err(AboutError::Field("role")),
+        }
+    }
+
+    /// Whether the flag is set.
+    #[must_use]
+    pub const fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// Why a replica refuses: status code type 7h (vendor specific), with do not retry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// 01h.
+    #[error("the peer holds another volume")]
+    Unrelated,
+    /// 02h.
+    #[error("the peer serves hosts itself")]
+    Active,
+    /// 03h; the epoch that it has seen is the completion's result (dwords 0 and 1).
+    #[error("the peer has seen epoch {0}, which is later")]
+    Fenced(u64),
+    /// 04h.
+    #[error("the peer has changed since it was asked")]
+    Changed,
+    /// 05h.
+    #[error("the connection is not attached")]
+    NotAttached,
+    /// 06h.
+    #[error("the peer's data is inconsistent")]
+    Inconsistent,
+    /// 07h.
+    #[error("the peer refuses the range")]
+    Range,
+    /// 08h.
+    #[error("the peer's own device fails")]
+    Failed,
+    /// 09h.
+    #[error("the peer is not in a state to do this")]
+    NotNow,
+}
+
+impl Refusal {
+    /// Status and result of the completion.
+    #[must_use]
+    pub const fn completion(self) -> (Status, u64) {
+        let (code, result) = match self {
+            Refusal::Unrelated => (1, 0),
+            Refusal::Active => (2, 0),
+            Refusal::Fenced(epoch) => (3, epoch),
+            Refusal::Changed => (4, 0),
+            Refusal::NotAttached => (5, 0),
+            Refusal::Inconsistent => (6, 0),
+            Refusal::Range => (7, 0),
+            Refusal::Failed => (8, 0),
+            Refusal::NotNow => (9, 0),
+        };
+        (Status::new(sct::VENDOR, code).dnr(), result)
+    }
+
+    /// The refusal that a completion tells; `None` when it tells something else.
+    #[must_use]
+    pub const fn of(status: Status, result: u64) -> Option<Refusal> {
+        if status.sct() != sct::VENDOR {
+            return None;
+        }
+        Some(match status.sc() {
+            1 => Refusal::Unrelated,
+            2 => Refusal::Active,
+            3 => Refusal::Fenced(result),
+            4 => Refusal::Changed,
+            5 => Refusal::NotAttached,
+            6 => Refusal::Inconsistent,
+            7 => Refusal::Range,
+            8 => Refusal::Failed,
+            9 => Refusal::NotNow,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Wire;
+    use proptest::prelude::*;
+
+    fn sound() -> About {
+        About {
+            bit_bytes: U32::new(65_536),
+            volume: [1; 16],
+            replica: [2; 16],
+            ..About::new(Role::Source)
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        assert_eq!(sound().check(), Ok(Role::Source));
+        let with = |change: fn(&mut About)| {
+            let mut about = sound();
+            change(&mut about);
+            about.check()
+        };
+        assert_eq!(with(|about| about.version = U16::new(2)), Err(AboutError::Version(2)));
+        for (field, change) in [
+            ("role", (|about| about.role = 2) as fn(&mut About)),
+            ("state", |about| about.flags = 0x40),
+            ("granularity", |about| about.bit_bytes = U32::new(0)),
+            ("granularity", |about| about.bit_bytes = U32::new(65_537)),
+            ("granularity", |about| about.bit_bytes = U32::new(32 << 20)),
+            ("name", |about| about.volume = [0; 16]),
+            ("name", |about| about.replica = [0; 16]),
+        ] {
+            assert_eq!(with(change), Err(AboutError::Field(field)));
+        }
+    }
+
+    #[test]
+    fn refusals_are_told_apart() {
+        for refusal in [
+            Refusal::Unrelated,
+            Refusal::Active,
+            Refusal::Fenced(u64::MAX),
+            Refusal::Changed,
+            Refusal::NotAttached,
+            Refusal::Inconsistent,
+            Refusal::Range,
+            Refusal::Failed,
+            Refusal::NotNow,
+        ] {
+            let (status, result) = refusal.completion();
+            assert!(status.is_dnr());
+            assert_eq!(Refusal::of(status, result), Some(refusal));
+        }
+        assert_eq!(Refusal::of(Status::new(sct::VENDOR, 10), 0), None);
+        assert_eq!(Refusal::of(Status::INVALID_FIELD, 0), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_checked(bytes in prop::collection::vec(any::<u8>(), 512)) {
+            let about = About::view(&bytes).unwrap();
+            if about.check().is_ok() {
+                prop_assert!(about.bit_bytes.get().is_power_of_two());
+            }
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! What a replica is asked: admin commands, and the data of those that have some.
+
+use super::{ATTACH_BYTES, BITMAP_BYTES, CHECK_BYTES, CHECK_UNIT_MIN_BYTES, IDENTIFY_BYTES, admin};
+use crate::command::Sqe;
+use crate::opcode::{AdminOpcode, DataDirection};
+use crate::sgl::SglDescriptor;
+use crate::status::Status;
+use crate::wire::{U32, U64, Wire, wire};
+
+wire! {
+    /// Data of Replica Attach.
+    pub struct Attach [64] {
+        /// UUID of the volume.
+        0 => pub volume: [u8; 16],
+        /// UUID of the source's replica.
+        16 => pub source: [u8; 16],
+        /// The source's epoch.
+        32 => pub epoch: U64,
+        /// Generation of the target's data, as it was when the source decided.
+        40 => pub expected: U64,
+        /// Bit 0: the source decided that both are in sync.
+        48 => flags: U32,
+        #[doc(hidden)]
+        52 => _reserved52: [u8; 12],
+    }
+}
+
+/// Both are in sync.
+const IN_SYNC: u32 = 1;
+
+impl Attach {
+    /// A source asks to be let in: who and to what, at which epoch, to which generation.
+    #[must_use]
+    pub fn new(
+        volume: [u8; 16],
+        source: [u8; 16],
+        epoch: u64,
+        expected: u64,
+        in_sync: bool,
+    ) -> Attach {
+        Attach {
+            volume,
+            source,
+            epoch: U64::new(epoch),
+            expected: U64::new(expected),
+            flags: U32::new(if in_sync { IN_SYNC } else { 0 }),
+            _reserved52: [0; 12],
+        }
+    }
+
+    /// The source decided that both are in sync.
+    #[must_use]
+    pub const fn in_sync(&self) -> bool {
+        self.flags.get() & IN_SYNC != 0
+    }
+
+    fn check(&self) -> Result<(), Status> {
+        let named = self.volume != [0; 16] && self.source != [0; 16];
+        let rest = self.flags.get() & !IN_SYNC == 0 && self._reserved52 == [0; 12];
+        if named && rest { Ok(()) } else { Err(Status::INVALID_FIELD.dnr()) }
+    }
+}
+
+/// What Replica Set State sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// A resync begins: the data is of no moment in time.
+    BeginResync,
+    /// The resync has ended: flush, and take the generation over.
+    EndResync,
+    /// In sync, and renamed.
+    Rename,
+}
+
+impl State {
+    const fn code(self) -> u32 {
+        match self {
+            State::BeginResync => 1,
+            State::EndResync => 2,
+            State::Rename => 3,
+        }
+    }
+
+    const fn of(code: u32) -> Option<State> {
+        match code {
+            1 => Some(State::BeginResync),
+            2 => Some(State::EndResync),
+            3 => Some(State::Rename),
+            _ => None,
+        }
+    }
+}
+
+/// A command to a replica. Generations are 64 random bits, 0 for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Who are you? To the replica `asker`.
+    Identify {
+        /// UUID of the replica that asks.
+        asker: [u8; 16],
+    },
+    /// Let me write to you.
+    Attach(Attach),
+    /// A page of the bitmap.
+    Bitmap {
+        /// Its number, from 0: its first bit is 32,256 times that.
+        page: u64,
+    },
+    /// Checksums of parts.
+    Checksum {
+        /// Beginning, in bytes.
+        offset: u64,
+        /// Length, in bytes: 4,096 to 1 MiB, a multiple of 4,096.
+        len: u32,
+        /// A checksum for each of so many bytes: 4,096 at least, a multiple of it.
+        unit_bytes: u32,
+    },
+    /// Begin or end of a resync, or a new name.
+    SetState {
+        /// Which.
+        state: State,
+        /// The generation that it is about; none only of the beginning.
+        generation: u64,
+    },
+    /// Become the source.
+    Promote {
+        /// Of this epoch at least.
+        epoch: u64,
+    },
+    /// You serve: let me have it.
+    HandOver,
+    /// Go on without my leg.
+    GoAlone {
+        /// UUID of the replica that was lost.
+        lost: [u8; 16],
+        /// The generation to mint; not none.
+        generation: u64,
+    },
+    /// Your data is given up.
+    Surrender {
+        /// What both went on from, or none.
+        base: u64,
+        /// Your generation as it was seen.
+        expected: u64,
+    },
+}
+
+/// Invalid Field in Command, which no repetition mends.
+const INVALID: Status = Status::INVALID_FIELD.dnr();
+
+impl Request {
+    /// The opcode, and so which way data goes.
+    #[must_use]
+    pub const fn opcode(&self) -> AdminOpcode {
+        match self {
+            Request::Identify { .. } => admin::IDENTIFY,
+            Request::Attach(_) => admin::ATTACH,
+            Request::Bitmap { .. } => admin::BITMAP,
+            Request::Checksum { .. } => admin::CHECKSUM,
+            Request::SetState { .. } => admin::SET_STATE,
+            Request::Promote { .. } => admin::PROMOTE,
+            Request::HandOver => admin::HAND_OVER,
+            Request::GoAlone { .. } => admin::GO_ALONE,
+            Request::Surrender { .. } => admin::SURRENDER,
+        }
+    }
+
+    /// How much data comes back, in bytes: at most [`super::DATA_MAX_BYTES`].
+    #[must_use]
+    pub const fn reply_bytes(&self) -> usize {
+        match *self {
+            Request::Identify { .. } => IDENTIFY_BYTES,
+            Request::Bitmap { .. } => BITMAP_BYTES,
+            Request::Checksum { len, unit_bytes, .. } => len.div_ceil(unit_bytes) as usize * 8,
+            _ => 0,
+        }
+    }
+
+    /// How much data goes with the command `opcode`, in bytes; `None` of an opcode that is not one
+    /// of these.
+    #[must_use]
+    pub fn sent_bytes(opcode: AdminOpcode) -> Option<usize> {
+        match opcode {
+            admin::ATTACH => Some(ATTACH_BYTES),
+            other => admin::ALL.contains(&other).then_some(0),
+        }
+    }
+
+    /// The command, to namespace `nsid`, and what goes with it.
+    #[must_use]
+    pub fn command(&self, cid: u16, nsid: u32) -> (Sqe, Option<Attach>) {
+        let moved = match self {
+            Request::Attach(_) => ATTACH_BYTES,
+            other => other.reply_bytes(),
+        };
+        let opcode = self.opcode().0;
+        let mut command = Sqe::new(opcode, cid, nsid, SglDescriptor::transport(moved as u32));
+        let mut data = None;
+        let mut set = |at: usize, bytes: &[u8]| {
+            command.parameters_mut()[at..at + bytes.len()].copy_from_slice(bytes)
+        };
+        match *self {
+            Request::Identify { asker } => set(0, &asker),
+            Request::Attach(attach) => data = Some(attach),
+            Request::Bitmap { page: number } | Request::Promote { epoch: number } => {
+                set(0, &number.to_le_bytes());
+            }
+            Request::Checksum { offset, len, unit_bytes } => {
+                set(0, &offset.to_le_bytes());
+                set(8, &len.to_le_bytes());
+                set(12, &unit_bytes.to_le_bytes());
+            }
+            Request::SetState { state, generation } => {
+                set(0, &state.code().to_le_bytes());
+                set(8, &generation.to_le_bytes());
+            }
+            Request::HandOver => {}
+            Request::GoAlone { lost, generation } => {
+                set(0, &lost);
+                set(16, &generation.to_le_bytes());
+            }
+            Request::Surrender { base, expected } => {
+                set(0, &base.to_le_bytes());
+                set(8, &expected.to_le_bytes());
+            }
+        }
+        (command, data)
+    }
+
+    /// Reads the command and the data that came with it.
+    ///
+    /// # Errors
+    ///
+    /// With do not retry: Invalid Command Opcode of an opcode that is not one of these; Data SGL
+    /// Length Invalid of data that is too short; Invalid Field of anything that is not 0 where
+    /// nothing is, or out of its range.
+    pub fn parse(command: &Sqe, data: &[u8]) -> Result<Request, Status> {
+        let fields = Fields(command.parameters());
+        if command.cdw2.get() != 0 || command.cdw3.get() != 0 {
+            return Err(INVALID);
+        }
+        let (request, used) = match AdminOpcode(command.opcode) {
+            admin::IDENTIFY => (Request::Identify { asker: fields.uuid(0) }, 16),
+            admin::ATTACH => {
+                let attach = Attach::view(data).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
+                attach.check()?;
+                (Request::Attach(*attach), 0)
+            }
+            admin::BITMAP => (Request::Bitmap { page: fields.u64(0) }, 8),
+            admin::CHECKSUM => (fields.checksum()?, 16),
+            admin::SET_STATE => (fields.set_state()?, 16),
+            admin::PROMOTE => (Request::Promote { epoch: fields.u64(0) }, 8),
+            admin::HAND_OVER => (Request::HandOver, 0),
+            admin::GO_ALONE => {
+                let (lost, generation) = (fields.uuid(0), fields.u64(16));
+                if lost == [0; 16] || generation == 0 {
+                    return Err(INVALID);
+                }
+                (Request::GoAlone { lost, generation }, 24)
+            }
+            admin::SURRENDER => {
+                (Request::Surrender { base: fields.u64(0), expected: fields.u64(8) }, 16)
+            }
+            _ => return Err(Status::INVALID_OPCODE.dnr()),
+        };
+        if fields.0[used..].iter().any(|&byte| byte != 0) {
+            return Err(INVALID);
+        }
+        debug_assert_eq!(
+            DataDirection::of(command.opcode) == DataDirection::ControllerToHost,
+            request.reply_bytes() > 0
+        );
+        Ok(request)
+    }
+}
+
+/// Command dwords 10 to 15.
+struct Fields<'a>(&'a [u8; 24]);
+
+impl Fields<'_> {
+    fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
+        std::array::from_fn(|index| self.0[at + index])
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        u32::from_le_bytes(self.bytes(at))
+    }
+
+    fn u64(&self, at: usize) -> u64 {
+        u64::from_le_bytes(self.bytes(at))
+    }
+
+    fn uuid(&self, at: usize) -> [u8; 16] {
+        self.bytes(at)
+    }
+
+    fn checksum(&self) -> Result<Request, Status> {
+        let (offset, len, unit_bytes) = (self.u64(0), self.u32(8), self.u32(12));
+        let part = |bytes: u32| bytes > 0 && bytes.is_multiple_of(CHECK_UNIT_MIN_BYTES);
+        if !part(len) || !part(unit_bytes) || u64::from(len) > CHECK_BYTES {
+            return Err(INVALID);
+        }
+        if offset.checked_add(len.into()).is_none() {
+            return Err(Status::LBA_OUT_OF_RANGE.dnr());
+        }
+        Ok(Request::Checksum { offset, len, unit_bytes })
+    }
+
+    fn set_state(&self) -> Result<Request, Status> {
+        let state = State::of(self.u32(0)).ok_or(INVALID)?;
+        let generation = self.u64(8);
+        if self.u32(4) != 0 || (generation == 0 && state != State::BeginResync) {
+            return Err(INVALID);
+        }
+        Ok(Request::SetState { state, generation })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_request() -> impl Strategy<Value = Request> {
+        let uuid =
+            || any::<[u8; 16]>().prop_map(|uuid| if uuid == [0; 16] { [1; 16] } else { uuid });
+        let parts = || (1u32..=256).prop_map(|parts| parts * 4096);
+        let state =
+            prop_oneof![Just(State::BeginResync), Just(State::EndResync), Just(State::Rename)];
+        prop_oneof![
+            any::<[u8; 16]>().prop_map(|asker| Request::Identify { asker }),
+            (uuid(), uuid(), any::<u64>(), any::<u64>(), any::<bool>())
+                .prop_map(|(a, b, c, d, e)| Request::Attach(Attach::new(a, b, c, d, e))),
+            any::<u64>().prop_map(|page| Request::Bitmap { page }),
+            (0..u64::MAX - CHECK_BYTES, parts(), parts()).prop_map(|(offset, len, unit_bytes)| {
+                Request::Checksum { offset, len, unit_bytes }
+            }),
+            (state, 1u64..).prop_map(|(state, generation)| Request::SetState { state, generation }),
+            any::<u64>().prop_map(|epoch| Request::Promote { epoch }),
+            Just(Request::HandOver),
+            (uuid(), 1u64..).prop_map(|(lost, generation)| Request::GoAlone { lost, generation }),
+            any::<(u64, u64)>().prop_map(|(base, expected)| Request::Surrender { base, expected }),
+        ]
+    }
+
+    #[test]
+    fn bytes_are_where_the_document_has_them() {
+        let go_alone =
+            Request::GoAlone { lost: std::array::from_fn(|at| at as u8), generation: 0x1122 };
+        let (command, data) = go_alone.command(7, 1);
+        assert!(data.is_none());
+        assert_eq!((command.opcode, command.nsid.get(), command.cid.get()), (0xd0, 1, 7));
+        assert_eq!(command.cdw10.get(), 0x0302_0100);
+        assert_eq!(command.cdw13.get(), 0x0f0e_0d0c);
+        assert_eq!((command.cdw14.get(), command.cdw15.get()), (0x1122, 0));
+        let attach = Attach::new([1; 16], [2; 16], 3, 4, true);
+        let mut expected = [0; 64];
+        expected[..16].fill(1);
+        expected[16..32].fill(2);
+        (expected[32], expected[40], expected[48]) = (3, 4, 1);
+        assert_eq!(attach.bytes(), expected);
+        let check = Request::Checksum { offset: 1 << 33, len: 8192, unit_bytes: 4096 };
+        let command = check.command(1, 1).0;
+        assert_eq!((command.cdw10.get(), command.cdw11.get()), (0, 2));
+        assert_eq!((command.cdw12.get(), command.cdw13.get()), (8192, 4096));
+        assert_eq!(command.data.data_bytes.get(), 16);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let parse = |request: Request| {
+            let (command, data) = request.command(1, 1);
+            Request::parse(&command, data.as_ref().map_or(&[], |data| data.bytes()))
+        };
+        for request in [
+            Request::Checksum { offset: 0, len: 0, unit_bytes: 4096 },
+            Request::Checksum { offset: 0, len: 4096, unit_bytes: 512 },
+            Request::Checksum { offset: 0, len: 2 << 20, unit_bytes: 4096 },
+            Request::SetState { state: State::EndResync, generation: 0 },
+            Request::GoAlone { lost: [0; 16], generation: 1 },
+            Request::GoAlone { lost: [1; 16], generation: 0 },
+            Request::Attach(Attach::new([0; 16], [1; 16], 1, 1, false)),
+        ] {
+            assert_eq!(parse(request), Err(INVALID), "{request:?}");
+        }
+        let far = Request::Checksum { offset: u64::MAX - 4095, len: 4096, unit_bytes: 4096 };
+        assert_eq!(parse(far), Err(Status::LBA_OUT_OF_RANGE.dnr()));
+        let (attach, _) = Request::Attach(Attach::default()).command(1, 1);
+        let short = Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
+        assert_eq!(Request::parse(&attach, &[1; 63]), short);
+        let mut other = Sqe::keep_alive(1);
+        other.opcode = 0xc3;
+        assert_eq!(Request::parse(&other, &[]), Err(Status::INVALID_OPCODE.dnr()));
+    }
+
+    proptest! {
+        #[test]
+        fn what_a_source_asks_a_target_reads(request in any_request()) {
+            let (command, data) = request.command(3, 9);
+            let data = data.as_ref().map_or(&[][..], |data| data.bytes());
+            prop_assert_eq!(Request::parse(Sqe::view(command.bytes()).unwrap(), data), Ok(request));
+            prop_assert_eq!(Request::sent_bytes(request.opcode()), Some(data.len()));
+            let moved = command.data.data_bytes.get() as usize;
+            prop_assert_eq!(moved, data.len().max(request.reply_bytes()));
+        }
+
+        #[test]
+        fn a_reserved_byte_is_refused_or_read(request in any_request(), at in 0usize..24, change in 1u8..) {
+            let (mut command, data) = request.command(3, 9);
+            command.parameters_mut()[at] ^= change;
+            let data = data.as_ref().map_or(&[][..], |data| data.bytes());
+            if let Ok(other) = Request::parse(&command, data) {
+                prop_assert_ne!(other, request, "no byte is without a meaning");
+            }
+        }
+    }
+}

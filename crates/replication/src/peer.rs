@@ -1,0 +1,129 @@
+//! The way to the peer: [`Peer`] and [`Session`] over an NVMe/TCP host.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
+use flagstone_mirror::order::Order;
+use flagstone_mirror::peer::{Answer, Peer, Refusal, Request, Session};
+use flagstone_nvme::{Nqn, Wire};
+use flagstone_nvmf::host::{AdminData, HostOptions, RemoteSession};
+use flagstone_runtime::net::Address;
+use flagstone_runtime::{Buf, BufMut, buf};
+
+use crate::words;
+
+/// How long a command is sent again that the peer turns away for now: the mirror itself tries again
+/// what fails.
+const RETRY_FOR: Duration = Duration::from_secs(1);
+
+/// The way to the replica in one subsystem.
+#[derive(Clone, Debug)]
+pub struct NvmePeer {
+    address: Address,
+    subnqn: Nqn,
+    options: HostOptions,
+}
+
+impl NvmePeer {
+    /// To the replication subsystem `subnqn` at `address`. Of `options` data digests, the host
+    /// identifier and the loss time-out are the link's own.
+    pub fn new(address: Address, subnqn: Nqn, options: HostOptions) -> NvmePeer {
+        let loss_timeout = options.loss_timeout.min(RETRY_FOR);
+        NvmePeer { address, subnqn, options: HostOptions { loss_timeout, ..options } }
+    }
+}
+
+impl Peer for NvmePeer {
+    fn connect(&self) -> IoFuture<Arc<dyn Session>> {
+        let NvmePeer { address, subnqn, options } = self.clone();
+        IoFuture::later(async move {
+            match RemoteSession::connect(address, &subnqn, options).await {
+                Ok(session) => Ok(Arc::new(NvmeSession(session)) as Arc<dyn Session>),
+                Err(error) => {
+                    tracing::debug!(%subnqn, "the peer cannot be reached: {error}");
+                    Err(IoError::Unreachable)
+                }
+            }
+        })
+    }
+}
+
+/// One connection.
+struct NvmeSession(Arc<RemoteSession>);
+
+impl Session for NvmeSession {
+    fn ask(&self, request: Request) -> IoFuture<Answer> {
+        let Some(request) = words::to_wire(&request) else {
+            return IoFuture::ready(Ok(Err(Refusal::Range)));
+        };
+        let (command, sent) = request.command(0, self.0.nsid());
+        let data = match (sent, request.reply_bytes()) {
+            (Some(attach), _) => {
+                let mut data = buf::alloc_small(attach.bytes().len());
+                data.copy_from_slice(attach.bytes());
+                AdminData::Out(data.freeze())
+            }
+            (None, 0) => AdminData::None,
+            (None, bytes) => AdminData::In(buf::alloc_small(bytes)),
+        };
+        let (answer, session) = (self.0.admin(command, data), self.0.clone());
+        IoFuture::later(async move {
+            let answer = answer.await?;
+            if answer.status.is_success() {
+                let data = answer.data.as_deref().unwrap_or_default();
+                if let Some(reply) = words::reply(&request, data) {
+                    return Ok(Ok(reply));
+                }
+            } else if let Some(refusal) = words::refusal(answer.status, answer.result) {
+                return Ok(Err(refusal));
+            }
+            // Whoever this is, it is no replica that we understand.
+            tracing::warn!("the peer answers {request:?} with {}", answer.status);
+            session.close();
+            Err(IoError::Unreachable)
+        })
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        self.0.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()> {
+        match order {
+            None => self.0.write(offset, data, fua),
+            Some(order) => self.0.write_ordered(offset, data, fua, words::order_to_wire(order)),
+        }
+    }
+
+    fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        flags: ZeroFlags,
+        order: Option<Order>,
+    ) -> IoFuture<()> {
+        match order {
+            None => self.0.write_zeroes(offset, len, flags),
+            Some(order) => {
+                self.0.write_zeroes_ordered(offset, len, flags, words::order_to_wire(order))
+            }
+        }
+    }
+
+    fn transfer_bytes(&self) -> u64 {
+        self.0.transfer_bytes().into()
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.0.flush()
+    }
+
+    fn lost(&self) -> IoFuture<()> {
+        self.0.lost()
+    }
+
+    fn close(&self) {
+        self.0.close();
+    }
+}

@@ -1,0 +1,211 @@
+//! The receiving end: a mirror's own leg, as a namespace with vendor specific commands.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_mirror::Mirror;
+use flagstone_mirror::target::TargetSession;
+use flagstone_nvme::limits::NQN_BYTES;
+use flagstone_nvme::replica::{OrderedWrite, OrderedZeroes, Request, admin, io};
+use flagstone_nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Status};
+use flagstone_nvmf::target::{
+    NamespaceConfig, SubsystemConfig, Target, TargetError, VendorCommands, VendorHandler,
+    VendorHost, VendorReply, VendorSession,
+};
+use flagstone_runtime::{Buf, BufMut};
+
+use crate::words;
+
+/// What a volume's name is followed by in that of its replication subsystem.
+const SUFFIX: &str = ":replica";
+
+/// Name of the replication subsystem of the volume that hosts know as `volume`; `None` when that
+/// is too long.
+pub fn replication_nqn(volume: &Nqn) -> Option<Nqn> {
+    let name = format!("{volume}{SUFFIX}");
+    (name.len() <= NQN_BYTES).then(|| Nqn::new(&name).ok()).flatten()
+}
+
+/// Serves the mirror's own leg to its peers: as namespace 1 of the hidden subsystem of `config`,
+/// whose allow-list should name the peers. `uuid` names the namespace; not 0, and not the volume's.
+///
+/// # Errors
+/// Those of the target.
+pub fn serve_replica(
+    target: &Target,
+    config: SubsystemConfig,
+    uuid: [u8; 16],
+    mirror: Arc<Mirror>,
+) -> Result<(), TargetError> {
+    let nqn = config.nqn;
+    let handler = Arc::new(ReplicaHandler::new(mirror));
+    let device: SharedDevice = Arc::new(Leg { geometry: handler.geometry, session: None });
+    target.add_hidden_subsystem(config)?;
+    let namespace = NamespaceConfig { nsid: Some(1), device, uuid, read_only: false };
+    let added = target.add_vendor_namespace(&nqn, namespace, handler);
+    if added.is_err() {
+        target.remove_subsystem(&nqn)?;
+    }
+    added.map(drop)
+}
+
+/// Carries out what peers ask of a mirror's own leg.
+pub struct ReplicaHandler {
+    mirror: Arc<Mirror>,
+    geometry: Geometry,
+    /// By host, name and identifier: controllers of one host are one session.
+    sessions: Mutex<BTreeMap<HostKey, Weak<TargetSession>>>,
+}
+
+/// Name and identifier of a host.
+type HostKey = (Nqn, [u8; 16]);
+
+impl ReplicaHandler {
+    /// For the leg of `mirror`.
+    pub fn new(mirror: Arc<Mirror>) -> ReplicaHandler {
+        // A discard leaves what the device likes, so a leg is sent zeroes instead.
+        let geometry = Geometry { can_discard: false, read_only: false, ..mirror.geometry() };
+        ReplicaHandler { mirror, geometry, sessions: Mutex::default() }
+    }
+}
+
+impl VendorHandler for ReplicaHandler {
+    fn commands(&self) -> VendorCommands {
+        VendorCommands { admin: &admin::ALL, io: &[io::WRITE, io::WRITE_ZEROES] }
+    }
+
+    fn session(&self, host: &VendorHost) -> Arc<dyn VendorSession> {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|_, session| session.strong_count() > 0);
+        let known = sessions.entry((host.nqn, host.id)).or_default();
+        let session = known.upgrade().unwrap_or_else(|| {
+            let session = self.mirror.session();
+            *known = Arc::downgrade(&session);
+            session
+        });
+        Arc::new(Served { session, geometry: self.geometry })
+    }
+}
+
+/// One controller of a source.
+struct Served {
+    session: Arc<TargetSession>,
+    geometry: Geometry,
+}
+
+impl Served {
+    fn ordered_write(&self, command: &Sqe, data: Option<Buf>) -> Result<IoFuture<()>, Status> {
+        let OrderedWrite { range, fua, order } = OrderedWrite::parse(command)?;
+        let shift = self.geometry.block_bytes.trailing_zeros();
+        range.check_within(self.geometry.blocks())?;
+        let len = u64::from(range.blocks()) << shift;
+        let data = data.filter(|data| data.len() as u64 == len);
+        let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
+        let order = Some(words::order_from_wire(order));
+        Ok(self.session.write(range.start() << shift, data, fua, order))
+    }
+
+    fn ordered_zeroes(&self, command: &Sqe) -> Result<IoFuture<()>, Status> {
+        let zeroes = OrderedZeroes::parse(command)?;
+        let shift = self.geometry.block_bytes.trailing_zeros();
+        zeroes.check_within(self.geometry.blocks())?;
+        let flags =
+            ZeroFlags { fua: zeroes.fua, may_deallocate: zeroes.deallocate, fast_only: false };
+        let (offset, len) = (zeroes.start << shift, zeroes.blocks << shift);
+        let order = Some(words::order_from_wire(zeroes.order));
+        Ok(self.session.write_zeroes(offset, len, flags, order))
+    }
+}
+
+impl VendorSession for Served {
+    fn device(&self) -> SharedDevice {
+        Arc::new(Leg { geometry: self.geometry, session: Some(self.session.clone()) })
+    }
+
+    fn reply_bytes(&self, command: &Sqe) -> Result<usize, Status> {
+        match AdminOpcode(command.opcode) {
+            admin::ATTACH => Ok(0),
+            _ => Request::parse(command, &[]).map(|request| request.reply_bytes()),
+        }
+    }
+
+    fn admin(&self, command: &Sqe, data: &[u8], place: Option<BufMut>) -> IoFuture<VendorReply> {
+        let request = match Request::parse(command, data) {
+            Ok(request) => words::from_wire(request),
+            Err(status) => return IoFuture::ready(Ok(VendorReply::failure(status, 0))),
+        };
+        let answer = self.session.ask(request);
+        IoFuture::later(async move {
+            Ok(match answer.await? {
+                Ok(reply) => {
+                    let mut place = place;
+                    match words::put_reply(&reply, place.as_deref_mut().unwrap_or_default()) {
+                        true => VendorReply::success(place),
+                        false => VendorReply::failure(Status::INTERNAL_ERROR.dnr(), 0),
+                    }
+                }
+                Err(refusal) => {
+                    let (status, result) = words::refusal_to_wire(refusal);
+                    VendorReply::failure(status, result)
+                }
+            })
+        })
+    }
+
+    fn io(&self, command: &Sqe, data: Option<Buf>) -> IoFuture<VendorReply> {
+        let begun = match IoOpcode(command.opcode) {
+            io::WRITE => self.ordered_write(command, data),
+            _ => self.ordered_zeroes(command),
+        };
+        match begun {
+            Err(status) => IoFuture::ready(Ok(VendorReply::failure(status, 0))),
+            Ok(done) => IoFuture::later(async move {
+                done.await?;
+                Ok(VendorReply::success(None))
+            }),
+        }
+    }
+}
+
+/// The leg as a source reads and writes it, attached or not; of nobody without a session.
+struct Leg {
+    geometry: Geometry,
+    session: Option<Arc<TargetSession>>,
+}
+
+impl Leg {
+    fn call<T>(&self, make: impl FnOnce(&TargetSession) -> IoFuture<T>) -> IoFuture<T> {
+        match &self.session {
+            Some(session) => make(session),
+            None => IoFuture::ready(Err(IoError::Unreachable)),
+        }
+    }
+}
+
+impl BlockDevice for Leg {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        self.call(|session| session.read(offset, buf))
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        self.call(|session| session.write(offset, data, fua, None))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.call(TargetSession::flush)
+    }
+
+    fn discard(&self, _: u64, _: u64) -> IoFuture<()> {
+        // A hint.
+        IoFuture::ready(Ok(()))
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.call(|session| session.write_zeroes(offset, len, flags, None))
+    }
+}

@@ -1,0 +1,220 @@
+//! The mirror's words in those of NVMe, and back. What comes off the wire is checked.
+
+use flagstone_mirror::decide::View;
+use flagstone_mirror::format::bitmap_page::WORDS;
+use flagstone_mirror::format::superblock::Role;
+use flagstone_mirror::generation::{Lineage, List};
+use flagstone_mirror::id::{Generation, Uuid};
+use flagstone_mirror::limits::{BASES_LEN, HISTORY_LEN};
+use flagstone_mirror::order::Order;
+use flagstone_mirror::peer::{About, Attach, Refusal, Reply, Request};
+use flagstone_nvme::replica as wire;
+use flagstone_nvme::replica::State;
+use flagstone_nvme::wire::{U32, U64};
+use flagstone_nvme::{Status, Wire};
+
+// The structures of the wire have the mirror's sizes.
+const _: () = assert!(WORDS == wire::BITMAP_WORDS);
+const _: () = assert!(BASES_LEN == wire::reply::BASES && HISTORY_LEN == wire::reply::HISTORY);
+const _: () = assert!(flagstone_mirror::limits::CHECK_BYTES == wire::CHECK_BYTES);
+
+/// A request as a command; `None` of a range that no command can name.
+pub(crate) fn to_wire(request: &Request) -> Option<wire::Request> {
+    Some(match *request {
+        Request::Identify { asker } => wire::Request::Identify { asker: asker.0 },
+        Request::Attach(attach) => wire::Request::Attach(wire::Attach::new(
+            attach.volume.0,
+            attach.source.0,
+            attach.epoch,
+            attach.expected.0,
+            attach.in_sync,
+        )),
+        Request::Bits { page } => wire::Request::Bitmap { page },
+        Request::BeginResync { base } => state(State::BeginResync, base),
+        Request::EndResync { generation } => state(State::EndResync, generation),
+        Request::Rename { generation } => state(State::Rename, generation),
+        Request::GoAlone { generation, lost } => {
+            wire::Request::GoAlone { lost: lost.0, generation: generation.0 }
+        }
+        Request::Promote { epoch } => wire::Request::Promote { epoch },
+        Request::HandOver => wire::Request::HandOver,
+        Request::Surrender { base, expected } => {
+            wire::Request::Surrender { base: base.0, expected: expected.0 }
+        }
+        Request::Checksums { offset, len, unit_bytes } => {
+            let len = u32::try_from(len).ok().filter(|len| u64::from(*len) <= wire::CHECK_BYTES)?;
+            if unit_bytes < wire::CHECK_UNIT_MIN_BYTES {
+                return None;
+            }
+            wire::Request::Checksum { offset, len, unit_bytes }
+        }
+    })
+}
+
+fn state(state: State, generation: Generation) -> wire::Request {
+    wire::Request::SetState { state, generation: generation.0 }
+}
+
+/// A command as the request that it is.
+pub(crate) fn from_wire(request: wire::Request) -> Request {
+    match request {
+        wire::Request::Identify { asker } => Request::Identify { asker: Uuid(asker) },
+        wire::Request::Attach(attach) => Request::Attach(Attach {
+            volume: Uuid(attach.volume),
+            source: Uuid(attach.source),
+            epoch: attach.epoch.get(),
+            expected: Generation(attach.expected.get()),
+            in_sync: attach.in_sync(),
+        }),
+        wire::Request::Bitmap { page } => Request::Bits { page },
+        wire::Request::SetState { state, generation } => {
+            let generation = Generation(generation);
+            match state {
+                State::BeginResync => Request::BeginResync { base: generation },
+                State::EndResync => Request::EndResync { generation },
+                State::Rename => Request::Rename { generation },
+            }
+        }
+        wire::Request::GoAlone { lost, generation } => {
+            Request::GoAlone { generation: Generation(generation), lost: Uuid(lost) }
+        }
+        wire::Request::Promote { epoch } => Request::Promote { epoch },
+        wire::Request::HandOver => Request::HandOver,
+        wire::Request::Surrender { base, expected } => {
+            Request::Surrender { base: Generation(base), expected: Generation(expected) }
+        }
+        wire::Request::Checksum { offset, len, unit_bytes } => {
+            Request::Checksums { offset, len: len.into(), unit_bytes }
+        }
+    }
+}
+
+pub(crate) fn order_to_wire(order: Order) -> wire::Order {
+    wire::Order { epoch: order.epoch, before: order.before }
+}
+
+pub(crate) fn order_from_wire(order: wire::Order) -> Order {
+    Order { epoch: order.epoch, before: order.before }
+}
+
+/// Writes a reply into `place`, as long as the request's; false when it does not fit.
+pub(crate) fn put_reply(reply: &Reply, place: &mut [u8]) -> bool {
+    match reply {
+        Reply::Done => place.is_empty(),
+        Reply::About(about) => about_to_wire(about).encode(place) == Some(place.len()),
+        Reply::Bits(words) => put_words(&words[..], place),
+        Reply::Checksums(sums) => put_words(sums, place),
+    }
+}
+
+fn put_words(words: &[u64], place: &mut [u8]) -> bool {
+    for (place, word) in place.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    place.len() == words.len() * 8
+}
+
+/// Reads the reply to `request`; `None` when it makes no sense.
+pub(crate) fn reply(request: &wire::Request, data: &[u8]) -> Option<Reply> {
+    let words = || data.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
+    Some(match request {
+        wire::Request::Identify { .. } => Reply::About(about_from_wire(wire::About::view(data)?)?),
+        wire::Request::Bitmap { .. } => {
+            let mut page = Box::new([0; WORDS]);
+            if words().len() != WORDS {
+                return None;
+            }
+            page.iter_mut().zip(words()).for_each(|(place, word)| *place = word);
+            Reply::Bits(page)
+        }
+        wire::Request::Checksum { .. } => Reply::Checksums(words().collect()),
+        _ => Reply::Done,
+    })
+}
+
+fn about_to_wire(about: &About) -> wire::About {
+    let View { volume, replica, usable_bytes, bit_bytes, lineage, epoch, .. } = about.view;
+    let role = match about.role {
+        Role::Target => wire::Role::Target,
+        Role::Source => wire::Role::Source,
+    };
+    let flags = [
+        (about.view.serving, wire::About::SERVING),
+        (about.view.crashed, wire::About::CRASHED),
+        (about.view.inconsistent, wire::About::INCONSISTENT),
+        (about.view.dirty, wire::About::DIRTY),
+        (about.active, wire::About::ACTIVE),
+        (about.volatile_cache, wire::About::VOLATILE_CACHE),
+    ];
+    let mut said = wire::About::new(role);
+    said.flags = flags.iter().filter(|(is, _)| *is).fold(0, |all, (_, flag)| all | flag);
+    said.bit_bytes = U32::new(bit_bytes);
+    said.usable_bytes = U64::new(usable_bytes);
+    (said.volume, said.replica) = (volume.0, replica.0);
+    said.epoch = U64::new(epoch);
+    said.current = U64::new(lineage.current.0);
+    said.bases = lineage.bases.0.map(|generation| U64::new(generation.0));
+    said.history = lineage.history.0.map(|generation| U64::new(generation.0));
+    said
+}
+
+fn about_from_wire(said: &wire::About) -> Option<About> {
+    let role = match said.check() {
+        Ok(wire::Role::Target) => Role::Target,
+        Ok(wire::Role::Source) => Role::Source,
+        Err(error) => {
+            tracing::warn!("{error}");
+            return None;
+        }
+    };
+    let generation = |number: U64| Generation(number.get());
+    let view = View {
+        volume: Uuid(said.volume),
+        replica: Uuid(said.replica),
+        usable_bytes: said.usable_bytes.get(),
+        bit_bytes: said.bit_bytes.get(),
+        lineage: Lineage {
+            current: generation(said.current),
+            bases: List(said.bases.map(generation)),
+            history: List(said.history.map(generation)),
+        },
+        epoch: said.epoch.get(),
+        serving: said.has(wire::About::SERVING),
+        crashed: said.has(wire::About::CRASHED),
+        inconsistent: said.has(wire::About::INCONSISTENT),
+        dirty: said.has(wire::About::DIRTY),
+    };
+    let active = said.has(wire::About::ACTIVE);
+    Some(About { view, role, active, volatile_cache: said.has(wire::About::VOLATILE_CACHE) })
+}
+
+/// A refusal as a completion.
+pub(crate) fn refusal_to_wire(refusal: Refusal) -> (Status, u64) {
+    let refusal = match refusal {
+        Refusal::Unrelated => wire::Refusal::Unrelated,
+        Refusal::Active => wire::Refusal::Active,
+        Refusal::Fenced(epoch) => wire::Refusal::Fenced(epoch),
+        Refusal::Changed => wire::Refusal::Changed,
+        Refusal::NotAttached => wire::Refusal::NotAttached,
+        Refusal::Inconsistent => wire::Refusal::Inconsistent,
+        Refusal::Range => wire::Refusal::Range,
+        Refusal::Failed => wire::Refusal::Failed,
+        Refusal::NotNow => wire::Refusal::NotNow,
+    };
+    refusal.completion()
+}
+
+/// The refusal that a completion tells, if it does.
+pub(crate) fn refusal(status: Status, result: u64) -> Option<Refusal> {
+    Some(match wire::Refusal::of(status, result)? {
+        wire::Refusal::Unrelated => Refusal::Unrelated,
+        wire::Refusal::Active => Refusal::Active,
+        wire::Refusal::Fenced(epoch) => Refusal::Fenced(epoch),
+        wire::Refusal::Changed => Refusal::Changed,
+        wire::Refusal::NotAttached => Refusal::NotAttached,
+        wire::Refusal::Inconsistent => Refusal::Inconsistent,
+        wire::Refusal::Range => Refusal::Range,
+        wire::Refusal::Failed => Refusal::Failed,
+        wire::Refusal::NotNow => Refusal::NotNow,
+    })
+}

@@ -1,0 +1,310 @@
+//! Two mirrored nodes and the link between them over NVMe/TCP, in a simulated world.
+#![allow(missing_docs)]
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError, SharedDevice, ZeroFlags};
+use flagstone_mirror::id::Uuid;
+use flagstone_mirror::peer::{Peer, Request, SharedSession};
+use flagstone_mirror::replica::{Create, Replica};
+use flagstone_mirror::shape::Shape;
+use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::{Mirror, Mode, PeerOptions};
+use flagstone_nvme::Nqn;
+use flagstone_nvmf::host::HostOptions;
+use flagstone_nvmf::target::{SubsystemConfig, Target, TargetConfig, serve};
+use flagstone_replication::{NvmePeer, replication_nqn, serve_replica};
+use flagstone_runtime::net::{Address, Listener};
+use flagstone_runtime::sim::{Config, DiskConfig, NodeId, Simulation};
+use flagstone_runtime::{buf, spawn_detached, time};
+
+const DATA: &str = "/dev/data";
+const DEVICE_BYTES: u64 = 1 << 20;
+const PORT: u16 = 4420;
+/// How long a peer may be silent.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// What local work takes at most.
+const MOMENT: Duration = Duration::from_millis(100);
+/// What one command of the link carries.
+const TRANSFER_BYTES: u32 = 8192;
+
+fn subsystem() -> Nqn {
+    let volume = Nqn::new("nqn.2026-01.io.flagstone:db").unwrap();
+    replication_nqn(&volume).unwrap()
+}
+
+fn host(node: usize) -> Nqn {
+    Nqn::new(&format!("nqn.2026-01.io.flagstone:node-{node}")).unwrap()
+}
+
+fn open() -> SharedDevice {
+    FileDevice::open(DATA, &FileOptions::default()).expect("it is free")
+}
+
+/// Transfers are short, so that writes are several.
+fn target_config() -> TargetConfig {
+    TargetConfig {
+        mdts_bytes: TRANSFER_BYTES,
+        in_capsule_bytes: 4096,
+        max_namespaces: 16,
+        ..TargetConfig::default()
+    }
+}
+
+type Mirrors = Rc<RefCell<[Option<Arc<Mirror>>; 2]>>;
+
+struct World {
+    sim: Simulation,
+    nodes: [NodeId; 2],
+    mirrors: Mirrors,
+    mode: Mode,
+}
+
+impl World {
+    fn new(seed: u64, mode: Mode) -> World {
+        let sim = Simulation::new(seed, Config::default());
+        let nodes = [sim.add_node("a"), sim.add_node("b")];
+        for (index, node) in nodes.into_iter().enumerate() {
+            let disk =
+                DiskConfig { volatile_cache: true, ..DiskConfig::block_device(DEVICE_BYTES) };
+            sim.add_disk(node, DATA, disk);
+            let shape =
+                Shape { usable_bytes: 4096, bit_bytes: 4096, region_bytes: 8192, hot_regions: 32 };
+            let create = Create { volume: Uuid([7; 16]), with_data: index == 0, shape };
+            let made = sim.spawn_on(node, async move {
+                Replica::create(open(), None, create).await.expect("a sound disk");
+            });
+            sim.block_on(made).expect("nobody ends it");
+        }
+        let world = World { sim, nodes, mirrors: Rc::default(), mode };
+        world.start(0);
+        world.start(1);
+        world
+    }
+
+    fn address(&self, index: usize) -> Address {
+        Address::Tcp((self.sim.ip(self.nodes[index]), PORT).into())
+    }
+
+    /// From a node to the other, by several connections.
+    fn way(&self, index: usize) -> NvmePeer {
+        let options = HostOptions {
+            host_nqn: Some(host(index)),
+            queues: 3,
+            keep_alive: TIMEOUT,
+            command_timeout: 2 * TIMEOUT,
+            connect_timeout: TIMEOUT,
+            ..HostOptions::default()
+        };
+        NvmePeer::new(self.address(1 - index), subsystem(), options)
+    }
+
+    /// A node: its mirror, and its leg served to the other.
+    fn start(&self, index: usize) {
+        let mut peer = PeerOptions::new(Arc::new(self.way(index)));
+        peer.mode = self.mode;
+        let (mirrors, here) = (self.mirrors.clone(), self.address(index));
+        self.sim.spawn_on(self.nodes[index], async move {
+            let local = loop {
+                match Replica::open(open(), None).await {
+                    Ok(local) => break local,
+                    Err(_) => time::sleep(Duration::from_millis(100)).await,
+                }
+            };
+            let mirror = Arc::new(Mirror::new(local, vec![peer]));
+            let target = Target::new(target_config()).unwrap();
+            let (nqn, serial) = (subsystem(), "1".to_owned());
+            let config = SubsystemConfig { nqn, serial, allow_hosts: vec![host(1 - index)] };
+            serve_replica(&target, config, [9; 16], mirror.clone()).unwrap();
+            let listener = Listener::bind(&here).expect("the port is free");
+            while mirror.start().await.is_err() {
+                time::sleep(Duration::from_millis(100)).await;
+            }
+            mirrors.borrow_mut()[index] = Some(mirror);
+            while let Ok(stream) = listener.accept().await {
+                spawn_detached(serve(target.clone(), stream));
+            }
+        });
+    }
+
+    fn mirror(&self, index: usize) -> Arc<Mirror> {
+        self.mirrors.borrow()[index].clone().expect("it has started")
+    }
+
+    fn stop(&self, index: usize) {
+        self.sim.crash(self.nodes[index]);
+        self.mirrors.borrow_mut()[index] = None;
+    }
+
+    /// Waits until the node says that both are equal.
+    fn until_mirroring(&self, index: usize) {
+        for _ in 0..600 {
+            self.sim.run_for(Duration::from_millis(100));
+            let mirror = self.mirrors.borrow()[index].clone();
+            if mirror.is_some_and(|mirror| mirror.state(0) == MirrorState::Mirroring) {
+                return;
+            }
+        }
+        panic!("it stays {}", self.mirror(index).state(0));
+    }
+
+    fn write(&self, index: usize, offset: u64, byte: u8) {
+        self.write_long(index, offset, byte, 4096);
+    }
+
+    fn write_long(&self, index: usize, offset: u64, byte: u8, len: usize) {
+        let mirror = self.mirror(index);
+        let written = self.sim.spawn_on(self.nodes[index], async move {
+            let mut data = buf::alloc(len).await;
+            data.fill(byte);
+            mirror.write(offset, data.freeze(), true).await
+        });
+        self.sim.block_on(written).expect("nobody ends it").expect("a sound mirror");
+    }
+
+    fn read(&self, index: usize, offset: u64) -> u8 {
+        let mirror = self.mirror(index);
+        let read = self.sim.spawn_on(self.nodes[index], async move {
+            mirror.read(offset, buf::alloc_small(4096)).await.map(|data| {
+                assert!(data.iter().all(|byte| *byte == data[0]), "a block is whole");
+                data[0]
+            })
+        });
+        self.sim.block_on(read).expect("nobody ends it").expect("a sound mirror")
+    }
+
+    /// The source dies; the other serves.
+    fn fail_over_to(&self, index: usize) {
+        self.stop(1 - index);
+        let mirror = self.mirror(index);
+        let failed_over =
+            self.sim.spawn_on(self.nodes[index], async move { mirror.failover().await });
+        self.sim.block_on(failed_over).expect("nobody ends it").expect("whole data");
+    }
+}
+
+/// What was written is on the peer, through resync and mirroring, with the source dead; and the
+/// source that comes back is brought up to date over the same link, the other way round.
+fn a_volume_survives_its_node(mode: Mode) {
+    for seed in 1..=4 {
+        let world = World::new(seed, mode);
+        world.until_mirroring(0);
+        for block in 0..32u8 {
+            world.write(0, u64::from(block) * 4096, block + 1);
+        }
+        let (mirror, node) = (world.mirror(0), world.nodes[0]);
+        let zeroed = world.sim.spawn_on(node, async move {
+            mirror.write_zeroes(0, 8192, ZeroFlags::default()).await?;
+            mirror.flush().await
+        });
+        world.sim.block_on(zeroed).unwrap().unwrap();
+        // What the queue of an asynchronous mirror still holds goes over.
+        world.sim.run_for(Duration::from_secs(5));
+        world.fail_over_to(1);
+        for block in 0..32u8 {
+            let expected = if block < 2 { 0 } else { block + 1 };
+            assert_eq!(world.read(1, u64::from(block) * 4096), expected, "seed {seed}");
+        }
+        world.write(1, 4096, 99);
+        world.sim.restart(world.nodes[0]);
+        world.start(0);
+        world.until_mirroring(1);
+        world.sim.run_for(Duration::from_secs(5));
+        world.fail_over_to(0);
+        assert_eq!((world.read(0, 4096), world.read(0, 8192)), (99, 3), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_synchronous_mirror_survives_its_node() {
+    a_volume_survives_its_node(Mode::Sync);
+}
+
+#[test]
+fn an_asynchronous_mirror_survives_its_node() {
+    a_volume_survives_its_node(Mode::Async);
+}
+
+#[test]
+fn a_link_that_is_cut_comes_back() {
+    let world = World::new(9, Mode::Sync);
+    world.until_mirroring(0);
+    world.sim.partition(world.nodes[0], world.nodes[1]);
+    let cut = world.sim.now();
+    world.write(0, 0, 5);
+    let held = world.sim.now() - cut;
+    assert!(held <= TIMEOUT + MOMENT, "hosts waited for {held:?}");
+    assert_ne!(world.mirror(0).state(0), MirrorState::Mirroring);
+    world.sim.heal(world.nodes[0], world.nodes[1]);
+    world.until_mirroring(0);
+    world.fail_over_to(1);
+    assert_eq!(world.read(1, 0), 5);
+}
+
+/// A write of more than one transfer is several commands, and counts as that many in its order: the
+/// link would be lost otherwise, or later writes wait for ever.
+#[test]
+fn long_writes_keep_their_order() {
+    for seed in 1..=4 {
+        let world = World::new(seed, Mode::Async);
+        world.until_mirroring(0);
+        let long = 5 * TRANSFER_BYTES as usize + 4096;
+        for round in 0..20u8 {
+            world.write_long(0, 4096, 2 * round + 1, long);
+            world.write(0, 8192, 2 * round + 2);
+        }
+        for _ in 0..500 {
+            assert_eq!(world.mirror(0).state(0), MirrorState::Mirroring, "seed {seed}");
+            world.sim.run_for(Duration::from_millis(10));
+        }
+        world.fail_over_to(1);
+        let found: Vec<u8> = (0..13).map(|block| world.read(1, block * 4096)).collect();
+        assert_eq!(found, [0, 39, 40, 39, 39, 39, 39, 39, 39, 39, 39, 39, 0], "seed {seed}");
+    }
+}
+
+/// How a node falls silent, its connections as they were: nothing is reset.
+const SILENCES: [fn(&World); 3] = [
+    |world| world.sim.partition(world.nodes[0], world.nodes[1]),
+    |world| world.sim.partition_one_way(world.nodes[0], world.nodes[1]),
+    // As one that is stopped (SIGSTOP): what is sent to it arrives.
+    |world| world.sim.partition_one_way(world.nodes[1], world.nodes[0]),
+];
+
+/// Whether it carries something or nothing.
+#[test]
+fn a_peer_that_falls_silent_is_given_up_in_time() {
+    for (seed, silence) in (1..).zip(SILENCES) {
+        for asks in [false, true] {
+            let world = World::new(seed, Mode::Sync);
+            world.until_mirroring(0);
+            let way = world.way(0);
+            let connected = world.sim.spawn_on(world.nodes[0], async move { way.connect().await });
+            let session: SharedSession = world.sim.block_on(connected).unwrap().unwrap();
+            // Somewhere between two signs of life.
+            world.sim.run_for(world.sim.random_span(Duration::ZERO, 2 * TIMEOUT));
+            silence(&world);
+            let cut = world.sim.now();
+            let calls = session.clone();
+            let lost = world.sim.spawn_on(world.nodes[0], async move {
+                if asks {
+                    let asker = Uuid([1; 16]);
+                    let asked = calls.ask(Request::Identify { asker }).await;
+                    assert!(matches!(asked, Err(IoError::Unreachable)), "{asked:?}");
+                }
+                calls.lost().await
+            });
+            world.sim.block_on(lost).unwrap().unwrap();
+            let silent = world.sim.now() - cut;
+            assert!(silent <= TIMEOUT + MOMENT, "seed {seed}: lost after {silent:?}");
+            let after = world.sim.spawn_on(world.nodes[0], async move { session.flush().await });
+            let before = world.sim.now();
+            assert_eq!(world.sim.block_on(after).unwrap(), Err(IoError::Unreachable));
+            let took = world.sim.now() - before;
+            assert!(took < MOMENT / 100, "a later call failed after {took:?}");
+        }
+    }
+}

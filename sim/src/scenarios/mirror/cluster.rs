@@ -1,0 +1,428 @@
+//! The nodes, their disks and mirrors, the hosts, and what these may read.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
+use flagstone_mirror::format::newest;
+use flagstone_mirror::format::superblock::Superblock;
+use flagstone_mirror::id::{Generation, Uuid};
+use flagstone_mirror::replica::{Create, Replica};
+use flagstone_mirror::shape::Shape;
+use flagstone_mirror::state::{MirrorState, Wish};
+use flagstone_mirror::{Mirror, Mode, PeerOptions};
+use flagstone_runtime::sim::{DiskConfig, DiskFaults, NodeId, Simulation};
+use flagstone_runtime::{spawn_detached, time};
+
+use super::Kind;
+use super::link::{Hub, HubHandle};
+use crate::load::{LoadOptions, run as load};
+use crate::model::Shared;
+
+pub(super) const DATA: &str = "/dev/data";
+pub(super) const LOG: &str = "/dev/log";
+const VOLUME: Uuid = Uuid([7; 16]);
+
+/// What hosts of one node may read.
+pub(super) struct Line {
+    pub(super) model: Shared,
+    /// The moment, in the model's time, at which it parted from the other's.
+    pub(super) base: u64,
+    /// Generation on the node's disk when it parted.
+    parted_at: Generation,
+    /// The node was seen with a generation of its own since.
+    minted: bool,
+}
+
+impl Line {
+    fn new(model: Shared, base: u64) -> Line {
+        Line { model, base, parted_at: Generation::NONE, minted: false }
+    }
+
+    /// Something that must not be given up silently. An asynchronous source that had not noticed
+    /// yet that it was alone had promised no more than its own disk.
+    fn has_promised(&self, mode: Mode) -> bool {
+        self.model.has_promised_since(self.base) && (mode == Mode::Sync || self.minted)
+    }
+}
+
+/// What is shared with the tasks of hosts.
+pub(super) struct World {
+    pub(super) lines: RefCell<[Line; 2]>,
+    /// The node lost its power since its data was known to be whole.
+    pub(super) lossy: [Cell<bool>; 2],
+    pub(super) mirrors: RefCell<[Option<Arc<Mirror>>; 2]>,
+    pub(super) stop: Rc<Cell<bool>>,
+    mode: Mode,
+    /// Hosts of the node have calls in flight, or are about to.
+    pub(super) loading: [Cell<bool>; 2],
+}
+
+impl World {
+    /// The state that an active node shows; none when it serves nobody.
+    fn state(&self, index: usize) -> Option<MirrorState> {
+        let mirror = self.mirrors.borrow()[index].clone()?;
+        mirror.is_active().then(|| mirror.state(0))
+    }
+
+    /// Both lines are one when this node says so, with which the other has caught up.
+    fn reconcile(&self, index: usize) {
+        let other = self.mirrors.borrow()[1 - index].clone();
+        // A source that has not heard of it yet may think so still.
+        let attached = other.is_some_and(|mirror| mirror.has_source());
+        if !attached || self.state(index) != Some(MirrorState::Mirroring) {
+            return;
+        }
+        self.lossy[1 - index].set(false);
+        let mut lines = self.lines.borrow_mut();
+        if !lines[index].model.is(&lines[1 - index].model) {
+            let lost = lines[1 - index].has_promised(self.mode);
+            assert!(!lost, "what the hosts of node {} were promised is given up", 1 - index);
+            let model = lines[index].model.clone();
+            let base = model.moment();
+            lines[index].base = base;
+            lines[1 - index] = Line::new(model, base);
+        }
+    }
+}
+
+pub(super) struct Cluster {
+    pub(super) sim: Simulation,
+    pub(super) kind: Kind,
+    pub(super) nodes: [NodeId; 2],
+    pub(super) hub: HubHandle,
+    pub(super) world: Rc<World>,
+    pub(super) usable: u64,
+    device_bytes: u64,
+    separate_log: bool,
+    /// The logs as they were made.
+    first_logs: [Vec<u8>; 2],
+    volatile: bool,
+    depth: usize,
+    pause_ms: u64,
+}
+
+fn options() -> FileOptions {
+    FileOptions::default()
+}
+
+impl Cluster {
+    pub(super) fn new(seed: u64, kind: &Kind) -> Cluster {
+        let sim = Simulation::new(seed, Default::default());
+        let nodes = [sim.add_node("a"), sim.add_node("b")];
+        let hub = HubHandle::new(sim.world());
+        // Bits of 4 KiB, regions of one or a few, and 32 of them hot: eviction happens.
+        let region_bytes = 4096 << sim.random_between(0, 2);
+        let shape = Shape { usable_bytes: 4096, bit_bytes: 4096, region_bytes, hot_regions: 32 };
+        let blocks = sim.random_between(16, 160);
+        let device_bytes = (blocks + 16) * 4096;
+        let separate_log = sim.chance(0.5);
+        let volatile = sim.chance(0.7);
+        for node in nodes {
+            let config =
+                DiskConfig { volatile_cache: volatile, ..DiskConfig::block_device(device_bytes) };
+            sim.add_disk(node, DATA, config);
+            sim.add_disk(node, LOG, DiskConfig::block_device(device_bytes));
+        }
+        for (index, node) in nodes.into_iter().enumerate() {
+            let create = Create { volume: VOLUME, with_data: index == 0, shape };
+            let made = sim.spawn_on(node, async move {
+                let (data, log) = devices(separate_log);
+                Replica::create(data, log, create).await.expect("sound disks");
+            });
+            sim.block_on(made).expect("nobody ends it");
+        }
+        let usable =
+            flagstone_mirror::shape::layout(device_bytes, &shape).expect("room").usable_bytes;
+        let (path, at) = if separate_log { (LOG, 0) } else { (DATA, usable) };
+        let log_bytes = (device_bytes - 8192 - usable) as usize;
+        let first_logs = nodes.map(|node| sim.peek(node, path, at, log_bytes));
+        let model = Shared::new(seed, usable);
+        let (a, b) = (Line::new(model.clone(), 0), Line::new(model, 0));
+        let world = World {
+            lines: RefCell::new([a, b]),
+            lossy: Default::default(),
+            mirrors: Default::default(),
+            stop: Rc::default(),
+            mode: kind.mode,
+            loading: Default::default(),
+        };
+        let depth = sim.random_between(1, 12) as usize;
+        let pause_ms = sim.random_between(1, 40);
+        Cluster {
+            kind: *kind,
+            nodes,
+            hub,
+            world: Rc::new(world),
+            usable,
+            device_bytes,
+            separate_log,
+            first_logs,
+            volatile,
+            depth,
+            pause_ms,
+            sim,
+        }
+    }
+
+    pub(super) fn hub(&self) -> Rc<Hub> {
+        self.hub.hub()
+    }
+
+    pub(super) fn mirror(&self, index: usize) -> Option<Arc<Mirror>> {
+        self.world.mirrors.borrow()[index].clone()
+    }
+
+    /// Starts a node's mirror and its hosts.
+    pub(super) fn start(&self, index: usize) {
+        let (node, other) = (self.nodes[index], self.nodes[1 - index]);
+        let mut peer = PeerOptions::new(self.hub.peer(node, other));
+        (peer.mode, peer.ack, peer.when_lost) =
+            (self.kind.mode, self.kind.ack, self.kind.when_lost);
+        let (world, hub) = (self.world.clone(), self.hub.clone());
+        let (separate_log, depth) = (self.separate_log, self.depth);
+        let (pause_ms, faults) = (self.pause_ms, self.kind.faults);
+        self.sim.spawn_on(node, async move {
+            let local = loop {
+                let (data, log) = devices(separate_log);
+                match Replica::open(data, log).await {
+                    Ok(local) => break local,
+                    Err(_) => time::sleep(Duration::from_millis(100)).await,
+                }
+            };
+            let replica = local.superblock().replica;
+            tracing::info!(node = index, %replica, lost = ?local.lost(), "the node is up");
+            let mirror = Arc::new(Mirror::new(local, vec![peer]));
+            world.mirrors.borrow_mut()[index] = Some(mirror.clone());
+            hub.hub().serve(node, mirror.clone());
+            spawn_detached(follow(world.clone(), index, mirror.clone()));
+            while mirror.start().await.is_err() {
+                time::sleep(Duration::from_millis(100)).await;
+            }
+            let options = LoadOptions {
+                stop: world.stop.clone(),
+                max_bytes: 32 << 10,
+                medium_errors: faults,
+                // Time in which nothing happens costs the simulation nothing.
+                pause: Duration::from_millis(pause_ms),
+                ..LoadOptions::new(depth)
+            };
+            hosts(world, index, mirror, options).await;
+        });
+    }
+
+    /// The node's process ends.
+    pub(super) fn end(&self, index: usize, power: bool) {
+        let node = self.nodes[index];
+        if !self.sim.is_up(node) {
+            return;
+        }
+        self.reconcile();
+        if power {
+            let whole = self.is_whole_target(index);
+            if self.volatile && !whole {
+                self.world.lossy[index].set(true);
+            }
+            self.sim.power_off(node);
+        } else {
+            self.sim.crash(node);
+        }
+        self.watch();
+        self.hub().stop(node);
+        self.world.loading[index].set(false);
+        self.world.mirrors.borrow_mut()[index] = None;
+    }
+
+    pub(super) fn restart(&self, index: usize) {
+        if !self.sim.is_up(self.nodes[index]) {
+            self.sim.restart(self.nodes[index]);
+            self.start(index);
+        }
+    }
+
+    /// The state that an active node shows; none when it serves nobody.
+    pub(super) fn state(&self, index: usize) -> Option<MirrorState> {
+        self.world.state(index)
+    }
+
+    pub(super) fn shown(&self, index: usize) -> Option<MirrorState> {
+        Some(self.mirror(index)?.state(0))
+    }
+
+    fn is_whole_target(&self, index: usize) -> bool {
+        // The source may not have noticed yet that this node serves hosts itself.
+        let attached = self.mirror(index).is_some_and(|mirror| mirror.has_source());
+        attached
+            && self.state(1 - index) == Some(MirrorState::Mirroring)
+            && self.kind == Kind { when_lost: self.kind.when_lost, ..Kind::default() }
+    }
+
+    /// Lines that have become one are one.
+    pub(super) fn reconcile(&self) {
+        (0..2).for_each(|index| self.world.reconcile(index));
+    }
+
+    /// The node is about to serve though the other may: from now on their data may differ.
+    pub(super) fn part(&self, index: usize) {
+        self.reconcile();
+        let outdated = self
+            .superblock(1 - index)
+            .is_some_and(|other| other.peers.iter().any(|peer| !peer.bases.is_empty()));
+        // A target that has taken over the source's generation has all of it, though the source
+        // may not have heard of that.
+        let found = [index, 1 - index].map(|node| self.superblock(node));
+        let adopted = matches!(&found, [Some(mine), Some(others)]
+            if mine.current == others.current && !mine.flags.inconsistent);
+        let mut lines = self.world.lines.borrow_mut();
+        if !lines[index].model.is(&lines[1 - index].model) && !adopted {
+            return;
+        }
+        let model = lines[1 - index].model.fork();
+        if outdated || self.kind.mode == Mode::Async {
+            model.forget();
+        }
+        lines[1 - index].base = lines[1 - index].model.moment();
+        lines[index] = Line::new(model, 0);
+        for (node, line) in lines.iter_mut().enumerate() {
+            let found = self.superblock(node);
+            line.parted_at = found.map_or(Generation::NONE, |found| found.current);
+        }
+    }
+
+    /// Notices generations that nodes have minted since they parted.
+    pub(super) fn watch(&self) {
+        let [a, b] = [0, 1].map(|node| self.superblock(node).map(|found| found.current));
+        let mut lines = self.world.lines.borrow_mut();
+        for (line, (mine, others)) in lines.iter_mut().zip([(a, b), (b, a)]) {
+            line.minted |= mine != Some(line.parted_at) && mine != others;
+        }
+    }
+
+    /// The operator has given up what is on a node.
+    pub(super) fn give_up(&self, index: usize) {
+        let mut lines = self.world.lines.borrow_mut();
+        let (model, base) = (lines[1 - index].model.clone(), lines[1 - index].base);
+        lines[index] = Line::new(model, base);
+    }
+
+    /// Part of a node's data cannot be read any more, or not be written.
+    pub(super) fn damage(&self, index: usize, read: bool) {
+        let from = self.sim.random_between(0, self.usable / 4096 - 1) * 4096;
+        let to = (from + 4096 * self.sim.random_between(1, 4)).min(self.usable);
+        let faults = DiskFaults::default();
+        let faults =
+            if read { faults.unreadable_at(from..to) } else { faults.unwritable_at(from..to) };
+        self.sim.set_faults(self.nodes[index], DATA, faults);
+    }
+
+    /// A node's disk is sound again.
+    pub(super) fn repair(&self, index: usize) {
+        self.sim.set_faults(self.nodes[index], DATA, DiskFaults::default());
+    }
+
+    /// While a node is down its log is replaced: by the one that it had when it was made, or by
+    /// nothing.
+    pub(super) fn replace_log(&self, index: usize, old: bool) {
+        if self.sim.is_up(self.nodes[index]) {
+            return;
+        }
+        let (path, at) = if self.separate_log { (LOG, 0) } else { (DATA, self.usable) };
+        let blank = vec![0; self.first_logs[index].len()];
+        let bytes = if old { &self.first_logs[index] } else { &blank };
+        self.sim.poke(self.nodes[index], path, at, bytes);
+    }
+
+    /// What a node's disk says of its replica.
+    pub(super) fn superblock(&self, index: usize) -> Option<Superblock> {
+        let read = |at: u64| {
+            let bytes = self.sim.peek(self.nodes[index], DATA, at, 4096);
+            Superblock::decode(&bytes.try_into().expect("a page"))
+        };
+        let slots = [read(self.device_bytes - 8192), read(self.device_bytes - 4096)];
+        newest(slots, |superblock| superblock.sequence).ok().map(|found| found.1)
+    }
+
+    pub(super) fn data(&self, index: usize) -> Vec<u8> {
+        self.sim.peek(self.nodes[index], DATA, 0, self.usable as usize)
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let mut text = String::new();
+        for index in 0..2 {
+            text += &format!("node {index}: up {}", self.sim.is_up(self.nodes[index]));
+            if let Some(mirror) = self.mirror(index) {
+                let status = self.sim.block_on(async move { mirror.status() });
+                text += &format!(", {status:?}");
+            }
+            text += &format!("\n  {:?}\n", self.superblock(index));
+        }
+        text
+    }
+}
+
+impl PartialEq for Kind {
+    fn eq(&self, other: &Kind) -> bool {
+        (self.mode, self.ack, self.when_lost) == (other.mode, other.ack, other.when_lost)
+    }
+}
+
+impl Drop for Cluster {
+    /// Tasks hold mirrors, these the way to each other, and that the world with its tasks.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for node in self.nodes.into_iter().filter(|node| self.sim.is_up(*node)) {
+            self.sim.crash(node);
+        }
+        self.world.mirrors.take();
+        self.hub().clear();
+    }
+}
+
+fn devices(separate_log: bool) -> (SharedDevice, Option<SharedDevice>) {
+    let open = |path: &str| -> SharedDevice {
+        FileDevice::open(path, &options()).expect("the disk is free")
+    };
+    (open(DATA), separate_log.then(|| open(LOG)))
+}
+
+/// Notices each moment at which both are one.
+async fn follow(world: Rc<World>, index: usize, mirror: Arc<Mirror>) {
+    let mut state = MirrorState::Disconnected;
+    loop {
+        state = mirror.state_changed(0, state).await;
+        world.reconcile(index);
+    }
+}
+
+/// The hosts of one node: load it whenever it serves, until the node dies.
+async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, options: LoadOptions) {
+    let mut active = false;
+    loop {
+        if !active {
+            active = mirror.activity_changed(false).await;
+            continue;
+        }
+        let model = world.lines.borrow()[index].model.clone();
+        if world.lossy[index].replace(false) {
+            model.power_lost();
+        }
+        let device: SharedDevice = Arc::new((*mirror).clone());
+        // What an earlier source left in a volatile cache counts from here on.
+        if device.flush().await.is_ok() && !world.stop.get() {
+            world.loading[index].set(true);
+            load(device, model, options.clone()).await;
+            world.loading[index].set(false);
+        }
+        if world.stop.get() {
+            return;
+        }
+        time::sleep(Duration::from_millis(1)).await;
+        active = mirror.is_active();
+    }
+}
+
+pub(super) const WISHES: [Wish; 3] = [Wish::Mirror, Wish::Pause, Wish::Break];

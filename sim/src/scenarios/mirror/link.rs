@@ -1,0 +1,296 @@
+//! The link between two mirrors of a simulated world: a [`Peer`] whose messages take their time,
+//! overtake each other, hang when the link is cut, and are carried out though nobody waits for them
+//! any more.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
+use flagstone_mirror::Mirror;
+use flagstone_mirror::order::Order;
+use flagstone_mirror::peer::{Answer, Peer, Request, Session};
+use flagstone_mirror::target::TargetSession;
+use flagstone_runtime::sim::{NodeId, OBSERVER, World};
+use flagstone_runtime::sync::Notify;
+use flagstone_runtime::{Buf, BufMut, CoreLocal, spawn_detached, time};
+
+/// A session that hears nothing for so long is lost.
+const KEEP_ALIVE: Duration = Duration::from_millis(300);
+
+/// Where all links meet.
+pub(super) struct Hub {
+    world: World,
+    /// Directions that are cut.
+    cut: RefCell<BTreeSet<(NodeId, NodeId)>>,
+    /// What serves on each node, and which life of it this is.
+    serving: RefCell<Vec<(NodeId, u64, Arc<Mirror>)>>,
+    lives: Cell<u64>,
+    /// Longest time of a message on the way.
+    slow: Cell<Duration>,
+    pub(super) messages: Cell<u64>,
+    /// What becomes of requests, for tests of what is lost where.
+    fate: RefCell<Option<FateOf>>,
+}
+
+type FateOf = Box<dyn Fn(&Request) -> Fate>;
+
+/// What becomes of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It arrives, and so does the answer.
+    Arrives,
+    /// It is lost on the way, and the session with it.
+    Lost,
+    /// It is carried out; the answer is lost, and the session with it.
+    Unanswered,
+}
+
+/// A handle of the hub that mirrors may hold.
+#[derive(Clone)]
+pub(super) struct HubHandle(Arc<CoreLocal<Hub>>);
+
+impl HubHandle {
+    pub(super) fn new(world: World) -> HubHandle {
+        let local = CoreLocal::new();
+        local.get_or_init(|| Hub {
+            world,
+            cut: RefCell::default(),
+            serving: RefCell::default(),
+            lives: Cell::new(0),
+            slow: Cell::new(Duration::from_micros(300)),
+            messages: Cell::new(0),
+            fate: RefCell::default(),
+        });
+        HubHandle(Arc::new(local))
+    }
+
+    pub(super) fn hub(&self) -> Rc<Hub> {
+        self.0.get().expect("a simulation has one thread")
+    }
+
+    pub(super) fn peer(&self, from: NodeId, to: NodeId) -> Arc<dyn Peer> {
+        Arc::new(SimPeer { hub: self.clone(), from, to })
+    }
+}
+
+impl Hub {
+    /// The node serves its mirror to others.
+    pub(super) fn serve(&self, node: NodeId, mirror: Arc<Mirror>) {
+        self.lives.set(self.lives.get() + 1);
+        self.stop(node);
+        self.serving.borrow_mut().push((node, self.lives.get(), mirror));
+    }
+
+    /// The node's process has ended.
+    pub(super) fn stop(&self, node: NodeId) {
+        self.serving.borrow_mut().retain(|(other, ..)| *other != node);
+    }
+
+    /// The world ends: what is there holds itself in a circle.
+    pub(super) fn clear(&self) {
+        self.serving.borrow_mut().clear();
+        self.fate.borrow_mut().take();
+    }
+
+    pub(super) fn cut(&self, from: NodeId, to: NodeId) {
+        self.cut.borrow_mut().insert((from, to));
+    }
+
+    pub(super) fn heal(&self) {
+        self.cut.borrow_mut().clear();
+    }
+
+    /// From now on `fate` says what becomes of requests.
+    #[cfg(test)]
+    pub(super) fn set_fate(&self, fate: impl Fn(&Request) -> Fate + 'static) {
+        *self.fate.borrow_mut() = Some(Box::new(fate));
+    }
+
+    fn fate_of(&self, request: &Request) -> Fate {
+        self.fate.borrow().as_ref().map_or(Fate::Arrives, |fate| fate(request))
+    }
+
+    pub(super) fn set_slow(&self, slow: Duration) {
+        self.slow.set(slow);
+    }
+
+    fn passes(&self, from: NodeId, to: NodeId) -> bool {
+        !self.cut.borrow().contains(&(from, to))
+    }
+
+    fn life(&self, node: NodeId) -> Option<(u64, Arc<Mirror>)> {
+        let serving = self.serving.borrow();
+        let found = serving.iter().find(|(other, ..)| *other == node);
+        found.map(|(_, life, mirror)| (*life, mirror.clone()))
+    }
+
+    fn delay(&self) -> Duration {
+        let longest = self.slow.get();
+        let most = if self.world.chance(0.02) { longest * 20 } else { longest };
+        self.world.random_span(Duration::from_micros(20), most)
+    }
+}
+
+struct SimPeer {
+    hub: HubHandle,
+    from: NodeId,
+    to: NodeId,
+}
+
+impl Peer for SimPeer {
+    fn connect(&self) -> IoFuture<Arc<dyn Session>> {
+        let (handle, from, to) = (self.hub.clone(), self.from, self.to);
+        IoFuture::later(async move {
+            let hub = handle.hub();
+            time::sleep(hub.delay()).await;
+            let open = hub.passes(from, to) && hub.passes(to, from);
+            let Some((life, mirror)) = hub.life(to).filter(|_| open) else {
+                time::sleep(KEEP_ALIVE).await;
+                return Err(IoError::Unreachable);
+            };
+            let local = CoreLocal::new();
+            local.get_or_init(|| Wire {
+                hub: hub.clone(),
+                from,
+                to,
+                life,
+                target: mirror.session(),
+                broken: Cell::new(false),
+                lost: Cell::new(false),
+                changed: Notify::new(),
+            });
+            let session = SimSession(Arc::new(local));
+            spawn_detached(keep_alive(session.0.clone()));
+            Ok(Arc::new(session) as Arc<dyn Session>)
+        })
+    }
+}
+
+/// One session, at both ends.
+struct Wire {
+    hub: Rc<Hub>,
+    from: NodeId,
+    to: NodeId,
+    life: u64,
+    target: Arc<TargetSession>,
+    /// A message was lost: it hangs until the session is given up.
+    broken: Cell<bool>,
+    lost: Cell<bool>,
+    changed: Notify,
+}
+
+impl Wire {
+    fn is_alive(&self) -> bool {
+        let hub = &self.hub;
+        let life = hub.life(self.to).is_some_and(|(life, _)| life == self.life);
+        let open = hub.passes(self.from, self.to) && hub.passes(self.to, self.from);
+        life && open && !self.broken.get()
+    }
+
+    fn lose(&self) {
+        self.lost.set(true);
+        self.changed.notify();
+    }
+}
+
+async fn keep_alive(wire: Arc<CoreLocal<Wire>>) {
+    let Some(wire) = wire.get() else { return };
+    let mut silent = Duration::ZERO;
+    while !wire.lost.get() {
+        let step = Duration::from_millis(50);
+        time::sleep(step).await;
+        silent = if wire.is_alive() { Duration::ZERO } else { silent + step };
+        if silent >= KEEP_ALIVE {
+            wire.lose();
+        }
+    }
+}
+
+struct SimSession(Arc<CoreLocal<Wire>>);
+
+impl SimSession {
+    /// Takes a call to the other node and its answer back.
+    fn call<T: 'static>(
+        &self,
+        fate: Fate,
+        work: impl FnOnce(&Arc<TargetSession>) -> IoFuture<T> + 'static,
+    ) -> IoFuture<T> {
+        let Some(wire) = self.0.get() else { return IoFuture::ready(Err(IoError::Unreachable)) };
+        if wire.lost.get() {
+            return IoFuture::ready(Err(IoError::Unreachable));
+        }
+        let hub = wire.hub.clone();
+        hub.messages.set(hub.messages.get() + 1);
+        let answer: Rc<RefCell<Option<Result<T, IoError>>>> = Rc::default();
+        let (sent, there) = (wire.clone(), answer.clone());
+        // On the way it belongs to nobody: it arrives though its sender has died.
+        hub.world.spawn_on(OBSERVER, async move {
+            let hub = &sent.hub;
+            time::sleep(hub.delay()).await;
+            let arrives = hub.passes(sent.from, sent.to)
+                && hub.life(sent.to).is_some_and(|(life, _)| life == sent.life);
+            if !arrives || fate == Fate::Lost {
+                return sent.broken.set(true);
+            }
+            let target = sent.target.clone();
+            let done = hub.world.spawn_on(sent.to, async move { work(&target).await });
+            let Ok(result) = done.await else { return sent.broken.set(true) };
+            time::sleep(hub.delay()).await;
+            if !hub.passes(sent.to, sent.from) || fate == Fate::Unanswered {
+                return sent.broken.set(true);
+            }
+            *there.borrow_mut() = Some(result);
+            sent.changed.notify();
+        });
+        IoFuture::later(async move {
+            let lost = || wire.lost.get().then_some(Err(IoError::Unreachable));
+            wire.changed.wait_for(|| answer.borrow_mut().take().or_else(lost)).await
+        })
+    }
+}
+
+impl Session for SimSession {
+    fn ask(&self, request: Request) -> IoFuture<Answer> {
+        let fate = self.0.get().map_or(Fate::Lost, |wire| wire.hub.fate_of(&request));
+        self.call(fate, move |target| target.ask(request))
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        self.call(Fate::Arrives, move |target| target.read(offset, buf))
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()> {
+        self.call(Fate::Arrives, move |target| target.write(offset, data, fua, order))
+    }
+
+    fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        flags: ZeroFlags,
+        order: Option<Order>,
+    ) -> IoFuture<()> {
+        self.call(Fate::Arrives, move |target| target.write_zeroes(offset, len, flags, order))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.call(Fate::Arrives, |target| target.flush())
+    }
+
+    fn lost(&self) -> IoFuture<()> {
+        let Some(wire) = self.0.get() else { return IoFuture::ready(Ok(())) };
+        IoFuture::later(async move {
+            wire.changed.wait_for(|| wire.lost.get().then_some(())).await;
+            Ok(())
+        })
+    }
+
+    fn close(&self) {
+        if let Some(wire) = self.0.get() {
+            wire.lose();
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Two nodes that mirror a volume without faults of their own, for tests that say what happens.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError};
+use flagstone_mirror::format::newest;
+use flagstone_mirror::format::superblock::Superblock;
+use flagstone_mirror::id::Uuid;
+use flagstone_mirror::replica::{Create, Replica};
+use flagstone_mirror::shape::Shape;
+use flagstone_mirror::state::{MirrorState, PeerStatus};
+use flagstone_mirror::{Mirror, PeerOptions};
+use flagstone_runtime::buf;
+use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
+
+use super::link::{Hub, HubHandle};
+
+const DATA: &str = "/dev/data";
+
+/// What a bit stands for, and a block of these tests.
+pub(super) const BLOCK: u64 = 64 << 10;
+/// Blocks of the volume.
+pub(super) const BLOCKS: u64 = 64;
+/// Four blocks are a region.
+pub(super) const REGION: u64 = 4 * BLOCK;
+
+pub(super) struct Pair {
+    pub(super) sim: Simulation,
+    pub(super) nodes: [NodeId; 2],
+    hub: HubHandle,
+    mirrors: Rc<RefCell<[Option<Arc<Mirror>>; 2]>>,
+    options: fn(&mut PeerOptions),
+    device_bytes: u64,
+}
+
+impl Pair {
+    /// Node 0 has the data and serves; both are in sync.
+    pub(super) fn new(seed: u64, options: fn(&mut PeerOptions)) -> Pair {
+        let pair = Pair::made(seed, options);
+        pair.start(0);
+        pair.start(1);
+        pair.until(0, MirrorState::Mirroring);
+        pair
+    }
+
+    /// Both replicas are there, and nothing runs.
+    fn made(seed: u64, options: fn(&mut PeerOptions)) -> Pair {
+        let sim = Simulation::new(seed, Default::default());
+        let nodes = [sim.add_node("a"), sim.add_node("b")];
+        let hub = HubHandle::new(sim.world());
+        let shape = Shape {
+            usable_bytes: BLOCK,
+            bit_bytes: BLOCK as u32,
+            region_bytes: REGION as u32,
+            hot_regions: 32,
+        };
+        // Superblocks, headers, records and a page.
+        let device_bytes = BLOCKS * BLOCK + 7 * 4096;
+        for (index, node) in nodes.into_iter().enumerate() {
+            sim.add_disk(node, DATA, DiskConfig::block_device(device_bytes));
+            let create = Create { volume: Uuid([7; 16]), with_data: index == 0, shape };
+            let made = sim.spawn_on(node, async move {
+                Replica::create(device(), None, create).await.expect("sound disks");
+            });
+            sim.block_on(made).expect("nobody ends it");
+        }
+        Pair { sim, nodes, hub, mirrors: Rc::default(), options, device_bytes }
+    }
+
+    pub(super) fn hub(&self) -> Rc<Hub> {
+        self.hub.hub()
+    }
+
+    pub(super) fn mirror(&self, index: usize) -> Arc<Mirror> {
+        self.mirrors.borrow()[index].clone().expect("it runs")
+    }
+
+    /// A node's process begins, and serves hosts if it knows that it may.
+    pub(super) fn start(&self, index: usize) {
+        self.open(index);
+        self.on(index, |mirror| async move { mirror.start().await }).expect("sound disks");
+    }
+
+    /// A node's process begins.
+    pub(super) fn open(&self, index: usize) {
+        let mut peer = PeerOptions::new(self.hub.peer(self.nodes[index], self.nodes[1 - index]));
+        (self.options)(&mut peer);
+        let (hub, node, mirrors) = (self.hub.clone(), self.nodes[index], self.mirrors.clone());
+        let started = self.sim.spawn_on(node, async move {
+            let local = Replica::open(device(), None).await.expect("sound disks");
+            let mirror = Arc::new(Mirror::new(local, vec![peer]));
+            hub.hub().serve(node, mirror.clone());
+            mirrors.borrow_mut()[index] = Some(mirror);
+        });
+        self.sim.block_on(started).expect("nobody ends it");
+    }
+
+    /// A node dies, with its power or without.
+    pub(super) fn end(&self, index: usize, power: bool) {
+        match power {
+            true => self.sim.power_off(self.nodes[index]),
+            false => self.sim.crash(self.nodes[index]),
+        }
+        self.hub().stop(self.nodes[index]);
+        self.mirrors.borrow_mut()[index] = None;
+    }
+
+    pub(super) fn restart(&self, index: usize) {
+        self.sim.restart(self.nodes[index]);
+        self.start(index);
+    }
+
+    /// Nothing passes between the nodes.
+    pub(super) fn cut(&self) {
+        self.hub().cut(self.nodes[0], self.nodes[1]);
+        self.hub().cut(self.nodes[1], self.nodes[0]);
+    }
+
+    /// Does something on a node.
+    pub(super) fn on<T: 'static, F: Future<Output = T> + 'static>(
+        &self,
+        index: usize,
+        work: impl FnOnce(Arc<Mirror>) -> F + 'static,
+    ) -> T {
+        let mirror = self.mirror(index);
+        let done = self.sim.spawn_on(self.nodes[index], async move { work(mirror).await });
+        self.sim.block_on(done).expect("nobody ends it")
+    }
+
+    /// Fills a block with a byte.
+    pub(super) fn write(&self, index: usize, block: u64, byte: u8) -> Result<(), IoError> {
+        self.on(index, move |mirror| async move { fill(&mirror, block, byte).await })
+    }
+
+    /// The byte that a block is filled with, as a host of a node reads it.
+    pub(super) fn read(&self, index: usize, block: u64) -> u8 {
+        self.on(index, move |mirror| async move {
+            let memory = buf::alloc(BLOCK as usize).await;
+            let found = mirror.read(block * BLOCK, memory).await.expect("it serves");
+            assert!(found.iter().all(|byte| *byte == found[0]), "a torn block");
+            found[0]
+        })
+    }
+
+    /// What lies on a node's leg.
+    pub(super) fn leg(&self, index: usize) -> Vec<u8> {
+        self.sim.peek(self.nodes[index], DATA, 0, (BLOCKS * BLOCK) as usize)
+    }
+
+    pub(super) fn state(&self, index: usize) -> MirrorState {
+        self.mirror(index).state(0)
+    }
+
+    pub(super) fn peer_status(&self, index: usize) -> PeerStatus {
+        self.on(index, |mirror| async move { mirror.status().peers[0] })
+    }
+
+    /// Runs until a node shows a state: within two minutes of simulated time.
+    pub(super) fn until(&self, index: usize, state: MirrorState) {
+        let deadline = self.sim.now() + Duration::from_secs(120);
+        while self.state(index) != state {
+            let late = self.sim.now() >= deadline;
+            assert!(!late, "node {index} shows {} and not {state}", self.state(index));
+            self.sim.run_for(Duration::from_millis(1));
+        }
+    }
+
+    /// In sync, and equal byte for byte.
+    pub(super) fn becomes_whole(&self, source: usize) {
+        self.until(source, MirrorState::Mirroring);
+        assert!(self.leg(0) == self.leg(1), "the legs differ");
+    }
+
+    /// What a node's disk says of its replica.
+    pub(super) fn superblock(&self, index: usize) -> Superblock {
+        let read = |at: u64| {
+            let bytes = self.sim.peek(self.nodes[index], DATA, at, 4096);
+            Superblock::decode(&bytes.try_into().expect("a page"))
+        };
+        let slots = [read(self.device_bytes - 8192), read(self.device_bytes - 4096)];
+        newest(slots, |superblock| superblock.sequence).expect("a superblock").1
+    }
+}
+
+fn device() -> Arc<dyn BlockDevice> {
+    FileDevice::open(DATA, &FileOptions::default()).expect("the disk is free")
+}
+
+pub(super) async fn fill(mirror: &Mirror, block: u64, byte: u8) -> Result<(), IoError> {
+    let mut memory = buf::alloc(BLOCK as usize).await;
+    memory.fill(byte);
+    mirror.write(block * BLOCK, memory.freeze(), false).await
+}

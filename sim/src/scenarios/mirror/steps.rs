@@ -1,0 +1,307 @@
+//! What is done to a cluster: faults and commands at random, then peace, and what must hold.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use flagstone_mirror::state::{MirrorState, Wish};
+use flagstone_runtime::time;
+
+use super::Kind;
+use super::cluster::{Cluster, WISHES};
+use crate::Outcome;
+use crate::load::verify;
+
+/// Longer than anything takes that nothing disturbs.
+const PEACE: Duration = Duration::from_secs(120);
+
+pub(super) fn run(seed: u64, kind: &Kind) -> Outcome {
+    let cluster = Cluster::new(seed, kind);
+    let sim = &cluster.sim;
+    cluster.start(0);
+    cluster.start(1);
+    if sim.chance(0.8) {
+        sim.run_for(Duration::from_millis(sim.random_between(50, 2000)));
+    }
+    let faults = sim.random_between(1, 10);
+    for _ in 0..faults {
+        sim.run_for(sim.random_span(Duration::ZERO, Duration::from_millis(80)));
+        step(&cluster);
+        if sim.chance(0.3) {
+            sim.run_for(sim.random_span(Duration::ZERO, Duration::from_secs(3)));
+        }
+    }
+    settle(&cluster);
+    let checks = check_at_rest(&cluster);
+    Outcome::of(sim, checks, faults)
+}
+
+/// What [`step`] does by its choice, for who looks at a failing seed with `RUST_LOG=info`.
+const WORDS: [&str; 22] = [
+    "cut both ways",
+    "cut one way",
+    "heal",
+    "heal",
+    "crash",
+    "crash",
+    "power off",
+    "restart",
+    "restart",
+    "failover",
+    "failover",
+    "switchover",
+    "wish",
+    "stall",
+    "slow",
+    "resync all",
+    "unreadable",
+    "unreadable",
+    "unwritable",
+    "sound again",
+    "lose the log",
+    "bring an old log",
+];
+
+/// One thing goes wrong, or is asked for.
+fn step(cluster: &Cluster) {
+    cluster.watch();
+    let sim = &cluster.sim;
+    let index = sim.random_between(0, 1) as usize;
+    let (here, there) = (cluster.nodes[index], cluster.nodes[1 - index]);
+    let choice = sim.random_between(0, if cluster.kind.faults { 21 } else { 15 });
+    tracing::info!(
+        at_us = sim.now().as_nanos() / 1000,
+        node = index,
+        what = WORDS[choice as usize]
+    );
+    match choice {
+        0 => {
+            cluster.hub().cut(here, there);
+            cluster.hub().cut(there, here);
+        }
+        1 => cluster.hub().cut(here, there),
+        2 | 3 => cluster.hub().heal(),
+        4 | 5 => cluster.end(index, false),
+        6 => cluster.end(index, true),
+        7 | 8 => cluster.restart(index),
+        9 | 10 => failover(cluster, index),
+        11 => command(cluster, index, async |mirror| {
+            let _ = mirror.switchover(0).await;
+        }),
+        12 => {
+            let wish = WISHES[sim.random_between(0, 2) as usize];
+            command(cluster, index, async move |mirror| {
+                let _ = mirror.set_wish(0, wish).await;
+            });
+        }
+        13 => {
+            let span = sim.random_span(Duration::ZERO, Duration::from_secs(2));
+            sim.stall(here, super::cluster::DATA, span);
+        }
+        14 => {
+            let slow = sim.random_span(Duration::from_micros(100), Duration::from_millis(40));
+            cluster.hub().set_slow(slow);
+        }
+        15 => command(cluster, index, async |mirror| {
+            let _ = mirror.resync_all(0);
+        }),
+        16 | 17 => cluster.damage(index, true),
+        18 => cluster.damage(index, false),
+        19 => cluster.repair(index),
+        20 => cluster.replace_log(index, false),
+        _ => cluster.replace_log(index, true),
+    }
+}
+
+/// The operator's word to one node, which may die while it is at it.
+fn command<F: Future<Output = ()> + 'static>(
+    cluster: &Cluster,
+    index: usize,
+    say: impl FnOnce(std::sync::Arc<flagstone_mirror::Mirror>) -> F + 'static,
+) {
+    cluster.reconcile();
+    let Some(mirror) = cluster.mirror(index) else { return };
+    cluster.sim.spawn_on(cluster.nodes[index], async move { say(mirror).await });
+}
+
+/// The operator has a node serve, whatever the other does.
+fn failover(cluster: &Cluster, index: usize) {
+    let Some(mirror) = cluster.mirror(index) else { return };
+    // Calls that a change of role holds belong to the line from before.
+    if mirror.is_active() || cluster.world.loading[index].get() {
+        return;
+    }
+    cluster.part(index);
+    let done = cluster.sim.spawn_on(cluster.nodes[index], async move {
+        let inconsistent = mirror.status().inconsistent;
+        let result = mirror.failover().await;
+        assert!(!inconsistent || result.is_err(), "inconsistent data is served");
+    });
+    cluster.sim.run_until(Duration::from_millis(1), || done.is_finished());
+}
+
+/// Nothing fails any more: the mirror has to become whole, with the operator's help where it needs
+/// some.
+fn settle(cluster: &Cluster) {
+    let sim = &cluster.sim;
+    cluster.hub().heal();
+    cluster.hub().set_slow(Duration::from_micros(300));
+    for index in 0..2 {
+        cluster.repair(index);
+        if cluster.kind.faults {
+            // A disk that failed a durable write is not used again before it was opened anew.
+            cluster.end(index, false);
+        }
+    }
+    (0..2).for_each(|index| cluster.restart(index));
+    // Commands that were given are carried out first, by stalled disks too.
+    sim.run_for(Duration::from_secs(3));
+    let deadline = sim.now() + PEACE;
+    let mut quiet = 0;
+    while !is_whole(cluster) {
+        sim.run_for(Duration::from_millis(100));
+        cluster.watch();
+        go_on(cluster);
+        quiet += 1;
+        if quiet % 100 == 0 {
+            help(cluster);
+        }
+        assert!(sim.now() < deadline, "it does not become whole\n{}", cluster.describe());
+    }
+    cluster.reconcile();
+}
+
+/// The operator ends pauses, and mirrors that were broken go on.
+fn go_on(cluster: &Cluster) {
+    for index in 0..2 {
+        let wish = cluster.superblock(index).map(|found| found.wishes[0]);
+        if wish.is_some_and(|wish| wish != Wish::Mirror) {
+            command(cluster, index, async |mirror| {
+                let _ = mirror.set_wish(0, Wish::Mirror).await;
+            });
+        }
+    }
+}
+
+fn is_whole(cluster: &Cluster) -> bool {
+    let states = [0, 1].map(|index| cluster.state(index));
+    let served = |index: usize| {
+        let source = cluster.mirror(1 - index).is_some_and(|mirror| mirror.has_source());
+        source && states[1 - index].is_none() && states[index] == Some(MirrorState::Mirroring)
+    };
+    served(0) || served(1)
+}
+
+/// What an operator does about a mirror that does not come up by itself.
+fn help(cluster: &Cluster) {
+    let shown = [0, 1].map(|index| cluster.shown(index));
+    if shown.contains(&Some(MirrorState::SplitBrain)) {
+        let one = {
+            let lines = cluster.world.lines.borrow();
+            lines[0].model.is(&lines[1].model)
+        };
+        assert!(!one, "a split brain that is none\n{}", cluster.describe());
+        let loser = cluster.sim.random_between(0, 1) as usize;
+        resolve(cluster, loser);
+        return;
+    }
+    let serves = [0, 1].map(|index| cluster.state(index).is_some());
+    if serves == [false, false] {
+        // Nobody was told to serve.
+        let whole = |index: usize| {
+            cluster
+                .superblock(index)
+                .is_some_and(|found| !found.flags.inconsistent && !found.current.is_none())
+        };
+        let all_shown = shown.iter().all(|state| *state == Some(MirrorState::NoSource));
+        if all_shown && let Some(index) = (0..2).find(|index| whole(*index)) {
+            failover(cluster, index);
+        }
+    }
+}
+
+fn resolve(cluster: &Cluster, loser: usize) {
+    let Some(mirror) = cluster.mirror(loser) else { return };
+    cluster.give_up(loser);
+    let done = cluster.sim.spawn_on(cluster.nodes[loser], async move {
+        let result = mirror.resolve_keep_peers(0).await;
+        result.is_ok()
+    });
+    let resolved = cluster.sim.block_on(done).expect("nobody ends it");
+    assert!(resolved, "the split brain cannot be resolved\n{}", cluster.describe());
+    if !cluster.mirror(1 - loser).is_some_and(|mirror| mirror.is_active()) {
+        failover(cluster, 1 - loser);
+    }
+}
+
+/// Hosts stop; the data is what it may be, and the same on both legs.
+fn check_at_rest(cluster: &Cluster) -> u64 {
+    let sim = &cluster.sim;
+    cluster.world.stop.set(true);
+    sim.run_for(Duration::from_secs(10));
+    let active = (0..2).find(|index| cluster.state(*index).is_some());
+    let active = active.unwrap_or_else(|| panic!("nobody serves\n{}", cluster.describe()));
+    cluster.reconcile();
+    let mirror = cluster.mirror(active).expect("it serves");
+    let busy = cluster.world.lines.borrow()[active].model.busy();
+    assert!(!busy, "a call of a host does not end\n{}", cluster.describe());
+    let model = cluster.world.lines.borrow()[active].model.clone();
+    let checked = model.clone();
+    let checking = sim.spawn_on(cluster.nodes[active], async move {
+        let device: flagstone_blockdev::SharedDevice = std::sync::Arc::new((*mirror).clone());
+        device.flush().await.expect("sound disks");
+        verify(&device, &checked).await.expect("sound disks");
+        mirror.status()
+    });
+    let status = sim.block_on(checking).expect("nobody ends it");
+    assert_eq!(status.in_flight, 0, "a range is held for ever");
+    time_passes(cluster);
+    assert_legs_equal(cluster);
+    if sim.chance(0.3) {
+        corrupt_and_verify(cluster, active);
+    }
+    model.checks()
+}
+
+fn assert_legs_equal(cluster: &Cluster) {
+    let legs = [0, 1].map(|index| cluster.data(index));
+    let differs = legs[0].iter().zip(&legs[1]).position(|(a, b)| a != b);
+    assert!(differs.is_none(), "the legs differ at byte {differs:?}\n{}", cluster.describe());
+}
+
+/// Bytes of the target rot. A verify finds exactly the parts that have, and a resync mends them.
+fn corrupt_and_verify(cluster: &Cluster, active: usize) {
+    const BIT: u64 = 4096;
+    let sim = &cluster.sim;
+    let bits = cluster.usable / BIT;
+    let rotten: BTreeSet<u64> =
+        (0..sim.random_between(0, 6)).map(|_| sim.random_between(0, bits - 1)).collect();
+    for bit in &rotten {
+        let at = bit * BIT + sim.random_between(0, BIT - 1);
+        let byte = cluster.data(1 - active)[at as usize];
+        sim.poke(cluster.nodes[1 - active], super::cluster::DATA, at, &[!byte]);
+    }
+    let mirror = cluster.mirror(active).expect("it serves");
+    let verified = sim.spawn_on(cluster.nodes[active], async move {
+        mirror.verify(0, None, true, |_| {}).await.expect("both are there")
+    });
+    let findings = sim.block_on(verified).expect("nobody ends it");
+    assert_eq!(findings.compared_bytes, cluster.usable);
+    assert_eq!(findings.differing_bytes, rotten.len() as u64 * BIT);
+    let listed: BTreeSet<u64> = findings
+        .differences
+        .iter()
+        .flat_map(|(offset, len)| offset / BIT..(offset + len) / BIT)
+        .collect();
+    assert_eq!(listed, rotten, "what is found is not what has rotted");
+    // The resync begins by itself.
+    let deadline = sim.now() + PEACE;
+    let differ = || cluster.data(0) != cluster.data(1);
+    while differ() || cluster.state(active) != Some(MirrorState::Mirroring) {
+        sim.run_for(Duration::from_millis(20));
+        assert!(sim.now() < deadline, "it is not mended\n{}", cluster.describe());
+    }
+}
+
+fn time_passes(cluster: &Cluster) {
+    cluster.sim.block_on(async { time::sleep(Duration::from_secs(2)).await });
+}

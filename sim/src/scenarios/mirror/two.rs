@@ -1,0 +1,315 @@
+//! A volume mirrored to two targets: three nodes, each with a way to both others. The role of the
+//! source moves by switchover alone, so what hosts may read is one line of data; and whoever was
+//! the source when it died is it again.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
+use flagstone_mirror::id::Uuid;
+use flagstone_mirror::replica::{Create, Replica};
+use flagstone_mirror::shape::{Shape, layout};
+use flagstone_mirror::state::{MirrorState, Wish};
+use flagstone_mirror::{Ack, Mirror, PeerOptions};
+use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
+use flagstone_runtime::time;
+
+use super::cluster::{DATA, WISHES};
+use super::link::HubHandle;
+use crate::Outcome;
+use crate::load::{LoadOptions, run as load, verify};
+use crate::model::Shared;
+
+const NODES: usize = 3;
+/// Longer than anything takes that nothing disturbs.
+const PEACE: Duration = Duration::from_secs(120);
+
+struct Trio {
+    sim: Simulation,
+    nodes: [NodeId; NODES],
+    hub: HubHandle,
+    world: Rc<World>,
+    ack: Ack,
+    volatile: bool,
+    usable: u64,
+    options: LoadOptions,
+}
+
+struct World {
+    model: Shared,
+    mirrors: RefCell<[Option<Arc<Mirror>>; NODES]>,
+    stop: Rc<Cell<bool>>,
+    /// The source lost its power, and hosts have not been served since.
+    lossy: Cell<bool>,
+}
+
+pub(super) fn run(seed: u64) -> Outcome {
+    let trio = Trio::new(seed);
+    (0..NODES).for_each(|index| trio.start(index));
+    let sim = &trio.sim;
+    if sim.chance(0.8) {
+        sim.run_for(Duration::from_millis(sim.random_between(50, 2500)));
+    }
+    let faults = sim.random_between(1, 10);
+    for _ in 0..faults {
+        sim.run_for(sim.random_span(Duration::ZERO, Duration::from_millis(80)));
+        trio.step();
+        if sim.chance(0.3) {
+            sim.run_for(sim.random_span(Duration::ZERO, Duration::from_secs(3)));
+        }
+    }
+    trio.settle();
+    trio.check_at_rest();
+    Outcome::of(sim, trio.world.model.checks(), faults)
+}
+
+impl Trio {
+    fn new(seed: u64) -> Trio {
+        let sim = Simulation::new(seed, Default::default());
+        let nodes = ["a", "b", "c"].map(|name| sim.add_node(name));
+        let hub = HubHandle::new(sim.world());
+        let region_bytes = 4096 << sim.random_between(0, 2);
+        let shape = Shape { usable_bytes: 4096, bit_bytes: 4096, region_bytes, hot_regions: 32 };
+        let device_bytes = (sim.random_between(16, 80) + 16) * 4096;
+        let volatile = sim.chance(0.7);
+        for (index, node) in nodes.into_iter().enumerate() {
+            let config =
+                DiskConfig { volatile_cache: volatile, ..DiskConfig::block_device(device_bytes) };
+            sim.add_disk(node, DATA, config);
+            let create = Create { volume: Uuid([7; 16]), with_data: index == 0, shape };
+            let made = sim.spawn_on(node, async move {
+                Replica::create(device(), None, create).await.expect("sound disks");
+            });
+            sim.block_on(made).expect("nobody ends it");
+        }
+        let usable = layout(device_bytes, &shape).expect("room").usable_bytes;
+        let ack = if sim.chance(0.3) { Ack::Memory } else { Ack::Disk };
+        let world = World {
+            model: Shared::new(seed, usable),
+            mirrors: RefCell::default(),
+            stop: Rc::default(),
+            lossy: Cell::new(false),
+        };
+        let options = LoadOptions {
+            stop: world.stop.clone(),
+            max_bytes: 32 << 10,
+            pause: Duration::from_millis(sim.random_between(1, 40)),
+            ..LoadOptions::new(sim.random_between(1, 8) as usize)
+        };
+        Trio { nodes, hub, world: Rc::new(world), ack, volatile, usable, options, sim }
+    }
+
+    fn start(&self, index: usize) {
+        let node = self.nodes[index];
+        let others = (0..NODES).filter(|other| *other != index);
+        let peers: Vec<PeerOptions> = others
+            .map(|other| {
+                let mut peer = PeerOptions::new(self.hub.peer(node, self.nodes[other]));
+                peer.ack = self.ack;
+                peer
+            })
+            .collect();
+        let (world, hub, options) = (self.world.clone(), self.hub.clone(), self.options.clone());
+        self.sim.spawn_on(node, async move {
+            let local = loop {
+                match Replica::open(device(), None).await {
+                    Ok(local) => break local,
+                    Err(_) => time::sleep(Duration::from_millis(100)).await,
+                }
+            };
+            let replica = local.superblock().replica;
+            tracing::info!(node = index, %replica, "the node is up");
+            let mirror = Arc::new(Mirror::new(local, peers));
+            world.mirrors.borrow_mut()[index] = Some(mirror.clone());
+            hub.hub().serve(node, mirror.clone());
+            while mirror.start().await.is_err() {
+                time::sleep(Duration::from_millis(100)).await;
+            }
+            hosts(world, mirror, options).await;
+        });
+    }
+
+    fn mirror(&self, index: usize) -> Option<Arc<Mirror>> {
+        self.world.mirrors.borrow()[index].clone()
+    }
+
+    /// Who serves: never two.
+    fn active(&self) -> Option<usize> {
+        let serves = |index: &usize| self.mirror(*index).is_some_and(|mirror| mirror.is_active());
+        let mut active = (0..NODES).filter(serves);
+        let first = active.next();
+        assert!(active.next().is_none(), "two nodes serve hosts");
+        first
+    }
+
+    fn end(&self, index: usize, power: bool) {
+        if !self.sim.is_up(self.nodes[index]) {
+            return;
+        }
+        let served = self.active() == Some(index);
+        if power {
+            self.sim.power_off(self.nodes[index]);
+            let lossy = self.world.lossy.get() || (served && self.volatile);
+            self.world.lossy.set(lossy || (self.volatile && self.active().is_none()));
+        } else {
+            self.sim.crash(self.nodes[index]);
+        }
+        self.hub.hub().stop(self.nodes[index]);
+        self.world.mirrors.borrow_mut()[index] = None;
+    }
+
+    fn restart(&self, index: usize) {
+        if !self.sim.is_up(self.nodes[index]) {
+            self.sim.restart(self.nodes[index]);
+            self.start(index);
+        }
+    }
+
+    fn command<F: Future<Output = ()> + 'static>(
+        &self,
+        index: usize,
+        say: impl FnOnce(Arc<Mirror>) -> F + 'static,
+    ) {
+        let Some(mirror) = self.mirror(index) else { return };
+        self.sim.spawn_on(self.nodes[index], async move { say(mirror).await });
+    }
+
+    /// One thing goes wrong, or is asked for.
+    fn step(&self) {
+        let sim = &self.sim;
+        let pick = || sim.random_between(0, NODES as u64 - 1) as usize;
+        let (index, other) = (pick(), pick());
+        let (here, there) = (self.nodes[index], self.nodes[other]);
+        let leg = sim.random_between(0, 1) as usize;
+        let choice = sim.random_between(0, 13);
+        tracing::info!(at_us = sim.now().as_nanos() / 1000, index, other, choice);
+        match choice {
+            0 => {
+                self.hub.hub().cut(here, there);
+                self.hub.hub().cut(there, here);
+            }
+            1 => self.hub.hub().cut(here, there),
+            2 | 3 => self.hub.hub().heal(),
+            4 | 5 => self.end(index, false),
+            6 => self.end(index, true),
+            7 | 8 => self.restart(index),
+            9 | 10 => self.command(index, async move |mirror| {
+                if mirror.is_active() {
+                    let _ = mirror.switchover(leg).await;
+                }
+            }),
+            11 => {
+                let wish = WISHES[sim.random_between(0, 2) as usize];
+                self.command(index, async move |mirror| {
+                    let _ = mirror.set_wish(leg, wish).await;
+                });
+            }
+            12 => sim.stall(here, DATA, sim.random_span(Duration::ZERO, Duration::from_secs(2))),
+            _ => {
+                let slow = sim.random_span(Duration::from_micros(100), Duration::from_millis(40));
+                self.hub.hub().set_slow(slow);
+            }
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        let Some(active) = self.active() else { return false };
+        let Some(mirror) = self.mirror(active) else { return false };
+        (0..2).all(|leg| mirror.state(leg) == MirrorState::Mirroring)
+    }
+
+    /// Nothing fails any more: all three have to become one by themselves.
+    fn settle(&self) {
+        self.hub.hub().heal();
+        self.hub.hub().set_slow(Duration::from_micros(300));
+        (0..NODES).for_each(|index| self.restart(index));
+        // Commands that were given are carried out first, by stalled disks too.
+        self.sim.run_for(Duration::from_secs(3));
+        let deadline = self.sim.now() + PEACE;
+        while !self.is_whole() {
+            self.sim.run_for(Duration::from_secs(1));
+            for index in 0..NODES {
+                for leg in 0..2 {
+                    self.command(index, async move |mirror| {
+                        let _ = mirror.set_wish(leg, Wish::Mirror).await;
+                    });
+                }
+            }
+            assert!(self.sim.now() < deadline, "it does not become whole\n{}", self.describe());
+        }
+    }
+
+    fn describe(&self) -> String {
+        let mut text = String::new();
+        for index in 0..NODES {
+            if let Some(mirror) = self.mirror(index) {
+                let status = self.sim.block_on(async move { mirror.status() });
+                text += &format!("node {index}: {status:?}\n");
+            }
+        }
+        text
+    }
+
+    fn check_at_rest(&self) {
+        self.world.stop.set(true);
+        self.sim.run_for(Duration::from_secs(10));
+        let active = self.active().unwrap_or_else(|| panic!("nobody serves\n{}", self.describe()));
+        let mirror = self.mirror(active).expect("it serves");
+        assert!(!self.world.model.busy(), "a call of a host does not end\n{}", self.describe());
+        let model = self.world.model.clone();
+        let checking = self.sim.spawn_on(self.nodes[active], async move {
+            let device: SharedDevice = Arc::new((*mirror).clone());
+            device.flush().await.expect("sound disks");
+            verify(&device, &model).await.expect("sound disks");
+        });
+        self.sim.block_on(checking).expect("nobody ends it");
+        let legs = self.nodes.map(|node| self.sim.peek(node, DATA, 0, self.usable as usize));
+        for index in 1..NODES {
+            let differs = legs[0].iter().zip(&legs[index]).position(|(a, b)| a != b);
+            assert!(differs.is_none(), "leg {index} differs at {differs:?}\n{}", self.describe());
+        }
+    }
+}
+
+impl Drop for Trio {
+    /// Tasks hold mirrors, these the way to each other, and that the world with its tasks.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for node in self.nodes.into_iter().filter(|node| self.sim.is_up(*node)) {
+            self.sim.crash(node);
+        }
+        self.world.mirrors.take();
+        self.hub.hub().clear();
+    }
+}
+
+fn device() -> SharedDevice {
+    FileDevice::open(DATA, &FileOptions::default()).expect("the disk is free")
+}
+
+/// The hosts follow the source: each node has them load it whenever it serves.
+async fn hosts(world: Rc<World>, mirror: Arc<Mirror>, options: LoadOptions) {
+    let mut active = false;
+    loop {
+        if !active {
+            active = mirror.activity_changed(false).await;
+            continue;
+        }
+        if world.lossy.replace(false) {
+            world.model.power_lost();
+        }
+        let device: SharedDevice = Arc::new((*mirror).clone());
+        if device.flush().await.is_ok() && !world.stop.get() {
+            load(device, world.model.clone(), options.clone()).await;
+        }
+        if world.stop.get() {
+            return;
+        }
+        time::sleep(Duration::from_millis(1)).await;
+        active = mirror.is_active();
+    }
+}
