@@ -45,7 +45,7 @@ fn check(config: &Config) {
     }
     for subsystem in &config.subsystems {
         names::check_nqn(&subsystem.nqn).expect("a valid name");
-        let _ = subsystem.serial_number(b"machine");
+        let _ = config.serial_number(subsystem, b"machine");
     }
     for (index, one) in config.server.listen.iter().enumerate() {
         assert_eq!(one.to_string().parse::<ListenSpec>().as_ref(), Ok(one));

@@ -294,7 +294,7 @@ pub async fn open_volume(
             }
             Layer::SharedLimit(index) => Arc::new(Limited::new(device, shared[*index].clone())),
             Layer::Mirror(_) => {
-                let mirror = Rc::new(Mirrored::over(config, index, device)?);
+                let mirror = Rc::new(Mirrored::over(config, index, device).await?);
                 let device = mirror.device();
                 mirrored = Some(mirror);
                 device

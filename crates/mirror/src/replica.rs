@@ -192,16 +192,18 @@ impl Replica {
     }
 
     /// Forgets a replica: its superblocks are zeroed. What hosts wrote stays, and nobody can tell any
-    /// more what it is a replica of. It must not be open.
+    /// more what it is a replica of. It must not be open. The older superblock goes first: a power
+    /// loss in between leaves the latest, never one of the past.
     ///
     /// # Errors
     /// Of the device.
     pub async fn forget(device: &SharedDevice) -> Result<(), IoError> {
         let page = PAGE_BYTES as u64;
         let end = device.geometry().size_bytes / page * page;
-        for slot in [2, 1] {
-            let at = end.checked_sub(slot * page).ok_or(IoError::OutOfRange)?;
-            write_page(device, at, &[0; PAGE_BYTES]).await?;
+        let first = end.checked_sub(2 * page).ok_or(IoError::OutOfRange)?;
+        let latest = read_superblock(device).await.map_or(1, |superblock| superblock.sequence & 1);
+        for slot in [1 - latest, latest] {
+            write_page(device, first + slot * page, &[0; PAGE_BYTES]).await?;
         }
         Ok(())
     }

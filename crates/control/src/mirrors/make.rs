@@ -115,6 +115,15 @@ impl Mirrored {
             )));
         }
         let usable_bytes = room.min(shape.usable_bytes);
+        if usable_bytes != self.slot_bytes() {
+            // Hosts see one volume by both nodes: it cannot have two sizes.
+            return Err(CreateError::Refused(format!(
+                "the volume has {} B, the device here makes one of {} B: give both nodes devices of \
+                 one size, and start this server again if its device or granularity was changed",
+                usable_bytes,
+                self.slot_bytes()
+            )));
+        }
         let reserved_bytes = self.leg.geometry().size_bytes - usable_bytes;
         if dry_run {
             let none = Id::default();

@@ -24,7 +24,7 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_mirror::pace::PaceLimits;
 use flagstone_mirror::peer::SharedPeer;
 use flagstone_mirror::queue::QueueLimits;
-use flagstone_mirror::replica::{Replica, ReplicaError};
+use flagstone_mirror::replica::{Replica, ReplicaError, read_superblock};
 use flagstone_mirror::shape::{Shape, layout};
 use flagstone_mirror::{Mirror, PeerOptions};
 use flagstone_nvme::Nqn;
@@ -70,8 +70,9 @@ pub(crate) struct Mirrored {
 }
 
 impl Mirrored {
-    /// The mirror of the volume at `index` over its leg. Nothing is read or written yet.
-    pub(crate) fn over(
+    /// The mirror of the volume at `index` over its leg, as large as the replica that is there: what
+    /// the configuration says of granularities is for one that is made. Nothing is written.
+    pub(crate) async fn over(
         config: &Config,
         index: usize,
         leg: SharedDevice,
@@ -97,7 +98,9 @@ impl Mirrored {
         let layout = layout.ok_or_else(|| {
             failed("its device is too small to have the mirror's own structures beside data".into())
         })?;
-        let usable = flagstone_blockdev::Geometry { size_bytes: layout.usable_bytes, ..geometry };
+        let found = read_superblock(&leg).await;
+        let size_bytes = found.map_or(layout.usable_bytes, |found| found.shape.usable_bytes);
+        let usable = flagstone_blockdev::Geometry { size_bytes, ..geometry };
         Ok(Mirrored {
             volume: index,
             peers: links.iter().map(|peer| peer.name.clone()).collect(),
@@ -183,7 +186,7 @@ impl Mirrored {
 
     /// The replica that is on the leg; `None` when there is none.
     async fn open(&self) -> Result<Option<Replica>, String> {
-        let found = flagstone_mirror::replica::read_superblock(&self.leg).await;
+        let found = read_superblock(&self.leg).await;
         let superblock = match found {
             Ok(superblock) => superblock,
             Err(ReplicaError::Superblock(_)) => return Ok(None),
@@ -192,9 +195,6 @@ impl Mirrored {
         let log = make::open_log(&self.config, &superblock.shape).await?;
         let replica =
             Replica::open(self.leg.clone(), log).await.map_err(|error| error.to_string())?;
-        if replica.geometry().size_bytes > self.slot_bytes() {
-            return Err("it is larger than the device has room for".to_owned());
-        }
         if let Some(lost) = replica.lost() {
             tracing::warn!(
                 "the log of volume `{}` was lost ({lost}): all is to be compared",
@@ -204,7 +204,8 @@ impl Mirrored {
         Ok(Some(replica))
     }
 
-    fn slot_bytes(&self) -> u64 {
+    /// Size of the volume as hosts know it since the server began.
+    pub(super) fn slot_bytes(&self) -> u64 {
         use flagstone_blockdev::BlockDevice as _;
         self.slot.geometry().size_bytes
     }

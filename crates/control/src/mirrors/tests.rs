@@ -21,10 +21,20 @@ struct Node {
 
 impl Node {
     async fn start(name: &str, peer: &str, listener: Listener, peer_port: u16) -> Node {
+        Node::of_size(name, peer, listener, peer_port, "64MiB").await
+    }
+
+    async fn of_size(
+        name: &str,
+        peer: &str,
+        listener: Listener,
+        peer_port: u16,
+        size: &str,
+    ) -> Node {
         let text = format!(
             "[server]\nnode = \"{name}\"\n[peer.{peer}]\naddress = \"127.0.0.1:{peer_port}\"\n\
              [volume.db]\nmirror = {{ peer = \"{peer}\", bitmap = \"memory:1MiB\" }}\n\
-             device = \"memory:64MiB\"\n"
+             device = \"memory:{size}\"\n"
         );
         let config = Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"));
         let opened = open_volume(&config, 0, &[]).await.unwrap();
@@ -194,6 +204,29 @@ fn hosts_follow_a_switchover_without_an_error() {
         for node in &nodes {
             node.mirrored.end().await;
         }
+    })
+    .unwrap();
+}
+
+/// Hosts would see another size by each path.
+#[test]
+fn a_target_of_another_size_is_refused() {
+    block_on(async {
+        let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
+        let a = listener();
+        let Address::Tcp(tcp) = a.address().clone() else { unreachable!("bound to TCP") };
+        let source = Node::start("node-a", "node-b", a, 1).await;
+        source.mirrored.create(CreateRole::Source, false, false).await.unwrap();
+        for (size, said) in [("65MiB", "one size"), ("63MiB", "larger one")] {
+            let target = Node::of_size("node-b", "node-a", listener(), tcp.port(), size).await;
+            let refused = target.mirrored.create(CreateRole::Target, false, false).await;
+            assert!(
+                matches!(&refused, Err(CreateError::Refused(text)) if text.contains(said)),
+                "{refused:?}"
+            );
+            assert!(target.mirrored.mirror().is_none());
+        }
+        source.mirrored.end().await;
     })
     .unwrap();
 }
