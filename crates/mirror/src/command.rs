@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::connect::tell_ancestors;
 use crate::decide::Amount;
 use crate::format::superblock::{Role, Superblock};
 use crate::id::Generation;
@@ -388,8 +389,12 @@ impl Inner {
             self.lose(leg, serial);
             return Err(RoleError::Io(error).into());
         }
-        let epoch = self.local.superblock().epoch + 1;
-        let promoted = order(&session, Request::Promote { epoch }).await;
+        let superblock = self.local.superblock();
+        let epoch = superblock.epoch + 1;
+        let promoted = match tell_ancestors(&session, &superblock).await {
+            Ok(()) => order(&session, Request::Promote { epoch }).await,
+            Err(error) => Err(error),
+        };
         self.lose(leg, serial);
         match promoted {
             Ok(()) => Ok(self.put_away(Role::Target, None).await.map_err(RoleError::Io)?),

@@ -73,57 +73,34 @@ async fn record(inner: &Arc<Inner>) -> Result<(), IoError> {
     let new = Generation::random();
     let replica = inner.local.superblock().replica;
     tracing::info!(%replica, generation = new.0, "a peer is recorded as out of date");
-    let stranger = inner.stranger();
-    inner.local.update(move |superblock| mint_for_all(superblock, new, stranger)).await?;
+    let peers = inner.legs.len();
+    inner.local.update(move |superblock| mint_for_all(superblock, new, peers)).await?;
     for leg in 0..inner.legs.len() {
         inner.rename(leg).await;
     }
     Ok(())
 }
 
-/// A peer that this source has not met as one yet: it was a target of the source before, as we were.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stranger {
-    /// There is none.
-    None,
-    /// The role was handed over: with the generation of then it has the data of then.
-    Equal,
-    /// The role was taken by force: it may have heard of writes that we have not.
-    Unlike,
-}
-
-/// Each peer that is known may hold what was current until now, and so may a stranger.
-fn mint_for_all(superblock: &mut Superblock, new: Generation, stranger: Stranger) {
-    let before = superblock.current;
-    let known = |slot: usize| !superblock.peers[slot].replica.is_none();
-    let free = |slot: usize| !known(slot) && stranger == Stranger::Equal;
-    let slots: Vec<usize> = (0..PEERS_MAX).filter(|slot| known(*slot) || free(*slot)).collect();
-    if slots.is_empty() {
+/// Each peer that is known may hold what was current until now. So may one of `peers` that this
+/// source has not met as one yet: it was a target of the source before, as we were, and the role
+/// was handed over, so with the generation of then it has the data of then.
+pub(crate) fn mint_for_all(superblock: &mut Superblock, new: Generation, peers: usize) {
+    let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none()).count();
+    if known == 0 {
+        superblock.history.remember(superblock.current);
         superblock.current = new;
+        return;
     }
-    let remember = slots.is_empty() || stranger == Stranger::Unlike;
     let old: [Lineage; PEERS_MAX] = std::array::from_fn(|slot| superblock.lineage(slot));
-    for slot in slots {
-        let mut lineage = old[slot];
-        lineage.mint(new);
-        superblock.set_lineage(slot, &lineage);
-    }
-    if remember {
-        superblock.history.remember(before);
+    for (slot, mut lineage) in old.into_iter().enumerate() {
+        if !superblock.peers[slot].replica.is_none() || known < peers {
+            lineage.mint(new);
+            superblock.set_lineage(slot, &lineage);
+        }
     }
 }
 
 impl Inner {
-    fn stranger(&self) -> Stranger {
-        let peers = self.local.superblock().peers;
-        let known = peers.iter().filter(|peer| !peer.replica.is_none()).count();
-        match self.lock().forced {
-            _ if known == 0 || known >= self.legs.len() => Stranger::None,
-            true => Stranger::Unlike,
-            false => Stranger::Equal,
-        }
-    }
-
     /// Tells a peer that is in sync what our data is called now.
     pub(crate) async fn rename(self: &Arc<Self>, leg: usize) {
         let found = {

@@ -102,8 +102,6 @@ pub(crate) struct State {
     pub(crate) role: Role,
     /// Hosts are served.
     pub(crate) active: bool,
-    /// It began to with nobody asked: targets of the source before may have heard of other writes.
-    pub(crate) forced: bool,
     /// New calls of hosts wait, for so many reasons.
     pub(crate) holds: u32,
     /// Calls of hosts that have begun and not ended.
@@ -230,7 +228,6 @@ impl Mirror {
         let state = State {
             role: superblock.role,
             active: false,
-            forced: false,
             holds: 0,
             in_flight: 0,
             waiting: 0,

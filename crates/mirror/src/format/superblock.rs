@@ -206,6 +206,14 @@ impl Superblock {
         Lineage { current: self.current, bases, history: self.history }
     }
 
+    /// What the data here comes from, whoever may hold it still: the newest first.
+    pub fn ancestors(&self) -> List<HISTORY_LEN> {
+        let mut all = self.history;
+        let bases = self.peers.iter().flat_map(|peer| peer.bases.iter());
+        bases.for_each(|base| all.remember(base));
+        all
+    }
+
     /// Takes a lineage that moved on over.
     pub fn set_lineage(&mut self, peer: usize, lineage: &Lineage) {
         (self.current, self.history) = (lineage.current, lineage.history);
