@@ -119,7 +119,7 @@ async fn meet(inner: &Arc<Inner>, leg: usize) -> Result<Never, Ended> {
             Finding::Idle
         }
         Plan::Lead { amount, promote } => {
-            return lead(inner, leg, session, peers, amount, promote).await;
+            return lead(inner, leg, session, (mine, peers), amount, promote).await;
         }
         Plan::Follow { step_down } => {
             if step_down {
@@ -196,7 +196,7 @@ async fn lead(
     inner: &Arc<Inner>,
     leg: usize,
     session: SharedSession,
-    peers: About,
+    (mine, peers): (About, About),
     amount: Option<Amount>,
     promote: bool,
 ) -> Result<Never, Ended> {
@@ -234,7 +234,8 @@ async fn lead(
         inner.activate(peers.view.epoch, false).await.map_err(|_| Ended::Nothing)?;
     }
     match amount {
-        None => agree(inner, leg, serial, superblock.current).await?,
+        // Of the generation that was found to be equal: one that was minted meanwhile is not.
+        None => agree(inner, leg, serial, mine.view.lineage.current).await?,
         Some(amount) => bring_up(inner, leg, &session, serial, amount).await?,
     }
     stay(inner, leg, &session, serial).await
