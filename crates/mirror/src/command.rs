@@ -242,6 +242,11 @@ impl Mirror {
         self.0.lock().active
     }
 
+    /// True when the local leg has failed, and a peer carries the volume or nobody does.
+    pub fn has_failed(&self) -> bool {
+        self.0.lock().local_failed
+    }
+
     /// True while a source is attached to this replica.
     pub fn has_source(&self) -> bool {
         self.0.lock().attached.is_some()

@@ -170,7 +170,7 @@ impl Inner {
         self.change(|state| {
             let own = &mut state.legs[leg];
             own.serial += 1;
-            own.handing_over = false;
+            (own.handing_over, own.inconsistent) = (false, false);
             (own.session, own.phase) = (Some(session.clone()), phase);
             (own.volatile_cache, own.numbering) = (peers.volatile_cache, Default::default());
             own.serial
@@ -292,8 +292,13 @@ async fn bring_up(
     inner.local.data().flush().await.map_err(Ended::Local)?;
     order(session, Request::BeginResync { base }).await?;
     inner.open(leg, serial, |_| true)?;
-    crate::resync::copy(inner, leg, session, serial).await?;
-    hand_over(inner, leg, session, serial).await
+    inner.change(|state| state.legs[leg].inconsistent = true);
+    loop {
+        crate::resync::copy(inner, leg, session, serial).await?;
+        if inner.is_copied(leg, serial)? {
+            return hand_over(inner, leg, session, serial).await;
+        }
+    }
 }
 
 /// The end of a resync, in two steps: the target is durable and has our generation; then we forget
@@ -322,6 +327,19 @@ async fn hand_over(
 }
 
 impl Inner {
+    /// Nothing differs, and what fails from now on ends the session: the target is about to be told
+    /// that it is whole. False when a write has failed here since the last copy.
+    fn is_copied(&self, leg: usize, serial: u64) -> Result<bool, Ended> {
+        self.change(|state| {
+            let own = &mut state.legs[leg];
+            if !own.is_current(serial) {
+                return Err(Ended::Lost);
+            }
+            own.inconsistent = self.legs[leg].todo.count() > 0;
+            Ok(!own.inconsistent)
+        })
+    }
+
     fn in_sync(&self, leg: usize, serial: u64) -> Result<(), Ended> {
         let now = time::wall_clock().as_secs();
         let last = &self.legs[leg].counters.last_in_sync_s;

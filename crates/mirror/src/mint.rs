@@ -54,6 +54,33 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// The same after data was written here that a peer may lack, or not written here that a peer
+    /// may have: reads find what is here. Where it cannot be recorded that the peer is out of date
+    /// nothing is read here any more, for after a crash the peer's data may be the better one, and
+    /// what was read must not change.
+    ///
+    /// # Errors
+    /// When it cannot be recorded, or another peer carries the volume by now: the write must not be
+    /// acknowledged.
+    pub(crate) async fn record_difference(self: &Arc<Self>) -> Result<(), IoError> {
+        let minted = self.ensure_minted().await;
+        if self.lock().local_failed {
+            return Err(IoError::Unreachable);
+        }
+        let Err(error) = minted else { return Ok(()) };
+        let whole = self.first_whole();
+        let gone_on = self.go_on_without_local(whole, error).await;
+        if gone_on.is_err() {
+            let replica = self.local.superblock().replica;
+            tracing::error!(%replica, "a peer cannot be recorded as out of date ({error}): nothing \
+                is served here until the replica is opened anew");
+            self.change(|state| state.local_failed = true);
+        }
+        gone_on
+    }
+}
+
 async fn mint(inner: Arc<Inner>) {
     let lost = due(&inner.lock());
     let result = record(&inner).await;
@@ -63,6 +90,9 @@ async fn mint(inner: Arc<Inner>) {
         if result.is_ok() {
             for (leg, lost) in state.legs.iter_mut().zip(lost) {
                 leg.minted |= lost;
+                if lost {
+                    leg.alone_as = Generation::NONE;
+                }
             }
         }
     });
@@ -74,7 +104,18 @@ async fn record(inner: &Arc<Inner>) -> Result<(), IoError> {
     let replica = inner.local.superblock().replica;
     tracing::info!(%replica, generation = new.0, "a peer is recorded as out of date");
     let stranger = inner.stranger();
-    inner.local.update(move |superblock| mint_for_all(superblock, new, stranger)).await?;
+    let asked = (0..inner.legs.len()).map(|leg| (inner.slot_of_leg(leg), inner.alone_as(leg)));
+    let asked: Vec<(usize, Generation)> = asked.filter(|(_, name)| !name.is_none()).collect();
+    let mint = move |superblock: &mut Superblock| {
+        // A peer that was asked to go on alone, and did not answer, may be called so.
+        for (slot, name) in asked {
+            let mut lineage = superblock.lineage(slot);
+            lineage.expect(name);
+            superblock.set_lineage(slot, &lineage);
+        }
+        mint_for_all(superblock, new, stranger);
+    };
+    inner.local.update(mint).await?;
     for leg in 0..inner.legs.len() {
         inner.rename(leg).await;
     }
@@ -114,6 +155,10 @@ fn mint_for_all(superblock: &mut Superblock, new: Generation, stranger: Stranger
 }
 
 impl Inner {
+    fn alone_as(&self, leg: usize) -> Generation {
+        self.lock().legs[leg].alone_as
+    }
+
     fn stranger(&self) -> Stranger {
         let peers = self.local.superblock().peers;
         let known = peers.iter().filter(|peer| !peer.replica.is_none()).count();

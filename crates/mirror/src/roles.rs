@@ -198,7 +198,8 @@ impl Inner {
         Ok(())
     }
 
-    /// The local leg has failed. A peer that has all goes on without it; else the host gets `error`.
+    /// The local leg has failed. A peer that has all goes on without it; else the host gets `error`,
+    /// and the caller makes sure that no peer looks equal that is not.
     pub(crate) async fn go_on_without_local(
         self: &Arc<Self>,
         whole: Option<(usize, u64)>,
@@ -221,7 +222,9 @@ impl Inner {
         }
         let session = self.lock().legs[leg].session.clone().ok_or(error)?;
         let lost = self.local.superblock().replica;
-        let request = Request::GoAlone { generation: Generation::random(), lost };
+        let generation = Generation::random();
+        self.lock().legs[leg].alone_as = generation;
+        let request = Request::GoAlone { generation, lost };
         if order(&session, request).await.is_err() {
             self.lose(leg, serial);
             return Err(error);
