@@ -120,7 +120,7 @@ async fn meet(inner: &Arc<Inner>, leg: usize) -> Result<Never, Ended> {
     let finding = match found {
         Plan::Lead { promote: true, .. } if !inner.may_take_role(&peers) => Finding::Idle,
         Plan::Lead { amount, promote } => {
-            return lead(inner, leg, session, peers, amount, promote).await;
+            return lead(inner, leg, session, (mine, peers), amount, promote).await;
         }
         Plan::Follow { step_down } => {
             if step_down {
@@ -171,7 +171,7 @@ impl Inner {
         self.change(|state| {
             let own = &mut state.legs[leg];
             own.serial += 1;
-            own.handing_over = false;
+            (own.handing_over, own.inconsistent) = (false, false);
             (own.session, own.phase) = (Some(session.clone()), phase);
             (own.volatile_cache, own.numbering) = (peers.volatile_cache, Default::default());
             own.serial
@@ -197,7 +197,7 @@ async fn lead(
     inner: &Arc<Inner>,
     leg: usize,
     session: SharedSession,
-    peers: About,
+    (mine, peers): (About, About),
     amount: Option<Amount>,
     promote: bool,
 ) -> Result<Never, Ended> {
@@ -235,7 +235,8 @@ async fn lead(
         inner.activate(peers.view.epoch, false).await.map_err(|_| Ended::Nothing)?;
     }
     match amount {
-        None => agree(inner, leg, &session, serial, superblock.current).await?,
+        // Of the generation that was found to be equal: one that was minted meanwhile is not.
+        None => agree(inner, leg, &session, serial, mine.view.lineage.current).await?,
         Some(amount) => bring_up(inner, leg, &session, serial, amount).await?,
     }
     stay(inner, leg, &session, serial).await
@@ -294,8 +295,13 @@ async fn bring_up(
     inner.local.data().flush().await.map_err(Ended::Local)?;
     order(session, Request::BeginResync { base }).await?;
     inner.open(leg, serial, |_| true)?;
-    crate::resync::copy(inner, leg, session, serial).await?;
-    hand_over(inner, leg, session, serial).await
+    inner.change(|state| state.legs[leg].inconsistent = true);
+    loop {
+        crate::resync::copy(inner, leg, session, serial).await?;
+        if inner.is_copied(leg, serial)? {
+            return hand_over(inner, leg, session, serial).await;
+        }
+    }
 }
 
 /// The end of a resync, in two steps: the target is durable and has our generation; then we forget
@@ -333,6 +339,19 @@ pub(crate) async fn tell_ancestors(
 }
 
 impl Inner {
+    /// Nothing differs, and what fails from now on ends the session: the target is about to be told
+    /// that it is whole. False when a write has failed here since the last copy.
+    fn is_copied(&self, leg: usize, serial: u64) -> Result<bool, Ended> {
+        self.change(|state| {
+            let own = &mut state.legs[leg];
+            if !own.is_current(serial) {
+                return Err(Ended::Lost);
+            }
+            own.inconsistent = self.legs[leg].todo.count() > 0;
+            Ok(!own.inconsistent)
+        })
+    }
+
     fn in_sync(&self, leg: usize, serial: u64) -> Result<(), Ended> {
         let now = time::wall_clock().as_secs();
         let last = &self.legs[leg].counters.last_in_sync_s;

@@ -10,7 +10,7 @@ use flagstone_blockdev::IoError;
 
 use crate::format::superblock::{Role, Superblock};
 use crate::id::{Generation, Uuid};
-use crate::mint::mint_for_all;
+use crate::mint::Minting;
 use crate::mirror::{Inner, State};
 use crate::peer::{About, Request, order};
 
@@ -148,14 +148,14 @@ impl Inner {
         if parts {
             self.doubt_all().await?;
         }
-        let (new, peers) = (Generation::random(), self.legs.len());
+        let minting = Minting::alone(self);
         let promote = move |superblock: &mut Superblock| {
             (superblock.role, superblock.heir) = (Role::Source, None);
             superblock.epoch = next_epoch(superblock.epoch.max(seen), rank);
             // Hosts will have read what is here, whatever the peer may have.
             superblock.flags.served_alone |= alone && superblock.flags.crashed;
             if parts {
-                mint_for_all(superblock, new, peers);
+                minting.apply(superblock);
             }
         };
         if active {
@@ -225,7 +225,8 @@ impl Inner {
         Ok(())
     }
 
-    /// The local leg has failed. A peer that has all goes on without it; else the host gets `error`.
+    /// The local leg has failed. A peer that has all goes on without it; else the host gets `error`,
+    /// and the caller makes sure that no peer looks equal that is not.
     pub(crate) async fn go_on_without_local(
         self: &Arc<Self>,
         whole: Option<(usize, u64)>,
@@ -248,7 +249,9 @@ impl Inner {
         }
         let session = self.lock().legs[leg].session.clone().ok_or(error)?;
         let lost = self.local.superblock().replica;
-        let request = Request::GoAlone { generation: Generation::random(), lost };
+        let generation = Generation::random();
+        self.lock().legs[leg].alone_as = generation;
+        let request = Request::GoAlone { generation, lost };
         if order(&session, request).await.is_err() {
             self.lose(leg, serial);
             return Err(error);

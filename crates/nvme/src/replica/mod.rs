@@ -98,6 +98,7 @@ mod tests {
             HostToController,
             ControllerToHost,
             None,
+            HostToController,
             ControllerToHost,
             None,
             ControllerToHost,
