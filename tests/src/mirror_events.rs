@@ -1,0 +1,213 @@
+//! What may happen to two nodes that mirror a volume while a host uses it.
+//!
+//! Nothing here waits for a time: what comes next comes when the load has recorded so many writes
+//! more, or when a node says that it has noticed.
+
+use std::path::Path;
+
+use crate::load::Load;
+use crate::mirror::Pair;
+use crate::process::until;
+use crate::rng::Rng;
+
+/// What may happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// The source dies, the target is made the source, the dead one comes back.
+    SourceDies,
+    /// The target dies and comes back.
+    TargetDies,
+    /// Both die.
+    BothDie,
+    /// The role goes over, planned.
+    Switchover,
+    /// The target stands still, and goes on.
+    TargetStalls,
+    /// The source stands still until the target has given it up, and goes on.
+    SourceStalls,
+    /// The operator pauses the mirror, and has it go on.
+    Pause,
+    /// The target dies, comes back, and one side dies while it is brought up to date.
+    ResyncDies,
+    /// The role goes over, and the new source dies at once, and comes back.
+    SwitchoverDies,
+    /// What the source sends is dropped without a word, later it arrives again.
+    CutFromSource,
+    /// What the target sends is dropped.
+    CutFromTarget,
+    /// Both.
+    Cut,
+    /// The link's card goes down at the source.
+    Unplugged,
+    /// The link lets little through.
+    Slow,
+    /// The link comes and goes.
+    Flaps,
+    /// The link is cut, and the source dies and comes back before it is whole again.
+    CutSourceRestarts,
+    /// The link is cut, and the target dies and comes back before it is whole again.
+    CutTargetRestarts,
+    /// The role is asked for while the link is cut, in vain.
+    CutSwitchover,
+}
+
+/// Those that need no network of the nodes' own.
+pub const EVENTS: [Event; 9] = [
+    Event::SourceDies,
+    Event::TargetDies,
+    Event::Switchover,
+    Event::TargetStalls,
+    Event::BothDie,
+    Event::Pause,
+    Event::SourceStalls,
+    Event::ResyncDies,
+    Event::SwitchoverDies,
+];
+
+/// Those of the link, which may be cut.
+pub const LINK_EVENTS: [Event; 9] = [
+    Event::Cut,
+    Event::CutFromSource,
+    Event::CutFromTarget,
+    Event::Unplugged,
+    Event::Slow,
+    Event::Flaps,
+    Event::CutSourceRestarts,
+    Event::CutTargetRestarts,
+    Event::CutSwitchover,
+];
+
+/// Writes of the load that events are timed by.
+#[derive(Debug)]
+pub struct Clock<'a> {
+    /// It writes all the time.
+    pub load: &'a mut Load,
+    /// Where it keeps its verified state.
+    pub state: &'a Path,
+}
+
+impl Clock<'_> {
+    /// Waits until the host has done so many writes more.
+    pub fn later(&mut self, writes: u64) {
+        self.load.wait_for_records(self.state, Load::records_now(self.state) + writes);
+    }
+}
+
+impl Event {
+    /// Who may serve after it, when `source` did before; none for either.
+    pub fn source_after(self, source: usize) -> Option<usize> {
+        match self {
+            Event::SourceDies | Event::Switchover => Some(1 - source),
+            // A source that dies in sync, and comes back: either.
+            Event::BothDie | Event::ResyncDies | Event::SwitchoverDies => None,
+            _ => Some(source),
+        }
+    }
+
+    /// Lets it happen; what is left of it is over when this returns, but for the resync.
+    ///
+    /// # Panics
+    /// If a node does not do what it has to.
+    pub fn happen(self, pair: &mut Pair, source: usize, rng: &mut Rng, clock: &mut Clock<'_>) {
+        let target = 1 - source;
+        let some = 100 + rng.below(200);
+        match self {
+            Event::SourceDies => {
+                pair.node(source).kill();
+                pair.fail_over_to(target);
+                clock.later(some);
+                pair.node(source).restart();
+            }
+            Event::TargetDies => {
+                pair.node(target).kill();
+                clock.later(some);
+                pair.node(target).restart();
+            }
+            Event::BothDie => {
+                let first = rng.below(2) as usize;
+                pair.node(first).kill();
+                pair.node(1 - first).kill();
+                let first = rng.below(2) as usize;
+                pair.node(first).restart();
+                pair.node(1 - first).restart();
+            }
+            Event::Switchover => {
+                pair.order(target, "switchover", &[]);
+            }
+            Event::TargetStalls => {
+                pair.stall(target, true);
+                clock.later(some);
+                pair.stall(target, false);
+            }
+            Event::SourceStalls => {
+                pair.stall(source, true);
+                left(pair, target);
+                pair.stall(source, false);
+            }
+            Event::Pause => {
+                pair.order(source, "pause", &[]);
+                clock.later(some);
+                pair.order(source, "continue", &[]);
+            }
+            Event::ResyncDies => {
+                pair.node(target).kill();
+                clock.later(some);
+                pair.node(target).restart();
+                clock.later(rng.below(20));
+                let one = rng.below(2) as usize;
+                pair.node(one).restart();
+            }
+            Event::SwitchoverDies => {
+                pair.order(target, "switchover", &[]);
+                clock.later(rng.below(20));
+                pair.node(target).restart();
+            }
+            _ => self.happen_to_link(pair, source, rng, clock),
+        }
+    }
+
+    fn happen_to_link(self, pair: &mut Pair, source: usize, rng: &mut Rng, clock: &mut Clock<'_>) {
+        let target = 1 - source;
+        let some = 100 + rng.below(200);
+        match self {
+            Event::CutFromSource => pair.network().cut(source),
+            Event::CutFromTarget => pair.network().cut(target),
+            Event::Unplugged => pair.network().unplug(source),
+            Event::Slow => pair.network().slow(20_000_000),
+            _ => [0, 1].iter().for_each(|node| pair.network().cut(*node)),
+        }
+        clock.later(some);
+        match self {
+            Event::Flaps => {
+                for _ in 0..2 + rng.below(6) {
+                    pair.network().heal();
+                    clock.later(rng.below(some));
+                    pair.network().cut(rng.below(2) as usize);
+                    clock.later(rng.below(some));
+                }
+            }
+            Event::CutSourceRestarts => {
+                pair.node(source).restart();
+                clock.later(some);
+            }
+            Event::CutTargetRestarts => {
+                pair.node(target).restart();
+                clock.later(some);
+            }
+            Event::CutSwitchover => {
+                let refused = pair.try_order(target, "switchover", &[]);
+                assert!(refused.is_err(), "{refused:?}");
+                let refused = pair.try_order(source, "switchover", &["--to", pair.name(target)]);
+                assert!(refused.is_err(), "{refused:?}");
+            }
+            _ => {}
+        }
+        pair.network().heal();
+    }
+}
+
+/// Waits until a node has noticed that its source is gone.
+fn left(pair: &Pair, node: usize) {
+    let gone = || pair.status(node)["replica"]["has_source"] == false;
+    until("the target gives its source up", gone, || format!("{:#}", pair.status(node)));
+}
