@@ -186,6 +186,19 @@ impl Pair {
         self.network().node(small.node).run("mount", &line);
     }
 
+    /// Takes all room that is left in the small file system.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn fill_small(&self) {
+        let small = self.small.expect("it was set up with a small file system");
+        let filler = self.scratch.join("small").join("filler");
+        let of = format!("of={}", filler.display());
+        let line = ["if=/dev/zero", &of, "bs=4k", "status=none"];
+        let full = self.network().node(small.node).try_run("dd", &line);
+        assert!(full.is_err_and(|said| said.contains("No space")), "it is full");
+    }
+
     /// The volume as a host reaches it by both nodes.
     pub fn both_paths(&self) -> String {
         format!("nvme-tcp://{}/{NQN_PREFIX}{VOLUME}", self.hosts.join(","))
@@ -244,20 +257,12 @@ impl Pair {
         })
     }
 
-    /// Makes a node the source, once it has noticed that the source is gone.
+    /// Makes a node the source, whose source is gone or silent: it waits until it has noticed.
     ///
     /// # Panics
-    /// If it is refused for good.
+    /// If it is refused.
     pub fn fail_over_to(&self, node: usize) {
-        let mut said = String::new();
-        let done = || match self.try_order(node, "failover", &["--yes"]) {
-            Ok(_) => true,
-            Err(error) => {
-                said = error;
-                false
-            }
-        };
-        until("the failover is carried out", done, || self.nodes[node].output());
+        self.order(node, "failover", &["--yes"]);
     }
 
     /// What a node says of the mirror.

@@ -64,6 +64,21 @@ pub const EVENTS: [Event; 9] = [
     Event::SwitchoverDies,
 ];
 
+/// Those that a host of one node, which never dies, sees nothing of.
+pub const TARGET_EVENTS: [Event; 11] = [
+    Event::TargetDies,
+    Event::TargetStalls,
+    Event::Pause,
+    Event::Cut,
+    Event::CutFromSource,
+    Event::CutFromTarget,
+    Event::Unplugged,
+    Event::Slow,
+    Event::Flaps,
+    Event::CutTargetRestarts,
+    Event::CutSwitchover,
+];
+
 /// Those of the link, which may be cut.
 pub const LINK_EVENTS: [Event; 9] = [
     Event::Cut,
@@ -77,19 +92,31 @@ pub const LINK_EVENTS: [Event; 9] = [
     Event::CutSwitchover,
 ];
 
-/// Writes of the load that events are timed by.
-#[derive(Debug)]
-pub struct Clock<'a> {
-    /// It writes all the time.
-    pub load: &'a mut Load,
-    /// Where it keeps its verified state.
-    pub state: &'a Path,
+/// Time, as events know it: writes of the host.
+pub struct Clock<'a>(Box<dyn FnMut(&Pair, u64) + 'a>);
+
+impl<'a> Clock<'a> {
+    /// Of a load that writes all the time and keeps its verified state in `state`.
+    pub fn of_load(load: &'a mut Load, state: &'a Path) -> Clock<'a> {
+        Clock(Box::new(|_, writes| {
+            load.wait_for_records(state, Load::records_now(state) + writes);
+        }))
+    }
+
+    /// Of another host: `later` waits until it has done so many writes more.
+    pub fn new(later: impl FnMut(&Pair, u64) + 'a) -> Clock<'a> {
+        Clock(Box::new(later))
+    }
+
+    /// Waits until the host has done so many writes more.
+    pub fn later(&mut self, pair: &Pair, writes: u64) {
+        (self.0)(pair, writes);
+    }
 }
 
-impl Clock<'_> {
-    /// Waits until the host has done so many writes more.
-    pub fn later(&mut self, writes: u64) {
-        self.load.wait_for_records(self.state, Load::records_now(self.state) + writes);
+impl std::fmt::Debug for Clock<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Clock")
     }
 }
 
@@ -115,12 +142,12 @@ impl Event {
             Event::SourceDies => {
                 pair.node(source).kill();
                 pair.fail_over_to(target);
-                clock.later(some);
+                clock.later(pair, some);
                 pair.node(source).restart();
             }
             Event::TargetDies => {
                 pair.node(target).kill();
-                clock.later(some);
+                clock.later(pair, some);
                 pair.node(target).restart();
             }
             Event::BothDie => {
@@ -136,7 +163,7 @@ impl Event {
             }
             Event::TargetStalls => {
                 pair.stall(target, true);
-                clock.later(some);
+                clock.later(pair, some);
                 pair.stall(target, false);
             }
             Event::SourceStalls => {
@@ -146,20 +173,20 @@ impl Event {
             }
             Event::Pause => {
                 pair.order(source, "pause", &[]);
-                clock.later(some);
+                clock.later(pair, some);
                 pair.order(source, "continue", &[]);
             }
             Event::ResyncDies => {
                 pair.node(target).kill();
-                clock.later(some);
+                clock.later(pair, some);
                 pair.node(target).restart();
-                clock.later(rng.below(20));
+                clock.later(pair, rng.below(20));
                 let one = rng.below(2) as usize;
                 pair.node(one).restart();
             }
             Event::SwitchoverDies => {
                 pair.order(target, "switchover", &[]);
-                clock.later(rng.below(20));
+                clock.later(pair, rng.below(20));
                 pair.node(target).restart();
             }
             _ => self.happen_to_link(pair, source, rng, clock),
@@ -176,23 +203,23 @@ impl Event {
             Event::Slow => pair.network().slow(20_000_000),
             _ => [0, 1].iter().for_each(|node| pair.network().cut(*node)),
         }
-        clock.later(some);
+        clock.later(pair, some);
         match self {
             Event::Flaps => {
                 for _ in 0..2 + rng.below(6) {
                     pair.network().heal();
-                    clock.later(rng.below(some));
+                    clock.later(pair, rng.below(some));
                     pair.network().cut(rng.below(2) as usize);
-                    clock.later(rng.below(some));
+                    clock.later(pair, rng.below(some));
                 }
             }
             Event::CutSourceRestarts => {
                 pair.node(source).restart();
-                clock.later(some);
+                clock.later(pair, some);
             }
             Event::CutTargetRestarts => {
                 pair.node(target).restart();
-                clock.later(some);
+                clock.later(pair, some);
             }
             Event::CutSwitchover => {
                 let refused = pair.try_order(target, "switchover", &[]);
@@ -204,6 +231,15 @@ impl Event {
         }
         pair.network().heal();
     }
+}
+
+/// How many events a test lets happen: `FLAGSTONE_MIRROR_ROUNDS`, else each of so many once.
+///
+/// # Panics
+/// If that is not a number.
+pub fn rounds(kinds: usize) -> u64 {
+    let set = std::env::var("FLAGSTONE_MIRROR_ROUNDS");
+    set.map_or(kinds as u64, |text| text.parse().expect("FLAGSTONE_MIRROR_ROUNDS is a number"))
 }
 
 /// Waits until a node has noticed that its source is gone.

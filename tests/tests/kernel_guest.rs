@@ -6,7 +6,6 @@
 
 use flagstone_tests::guest::{self, HOST_ADDRESS, Image, Script};
 use flagstone_tests::mirror::{Pair, VOLUME};
-use flagstone_tests::process::until;
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::{NQN_PREFIX, Server};
 use flagstone_tests::tools;
@@ -78,9 +77,7 @@ fn linux_multipath_follows_a_mirrored_volume() {
             "die" => {
                 pair.wait_for(source, "mirroring");
                 pair.node(source).kill();
-                // Refused until the target has noticed.
-                let promoted = || pair.try_order(target, "failover", &["--yes"]).is_ok();
-                until("the target is the source", promoted, || "it refuses".into());
+                pair.fail_over_to(target);
                 source = target;
             }
             "return" => {

@@ -5,7 +5,7 @@
 //! `FLAGSTONE_MIRROR_ROUNDS` sets how often, `FLAGSTONE_MIRROR_SEED` what.
 
 use flagstone_tests::mirror::{Pair, Setup};
-use flagstone_tests::mirror_events::{Clock, EVENTS, Event, LINK_EVENTS};
+use flagstone_tests::mirror_events::{Clock, EVENTS, Event, LINK_EVENTS, rounds};
 use flagstone_tests::rng::Rng;
 
 const SIZE_BYTES: u64 = 32 << 20;
@@ -13,22 +13,18 @@ const SIZE_BYTES: u64 = 32 << 20;
 /// Writes between two events, on average.
 const WRITES: u64 = 500;
 
-fn rounds() -> u64 {
-    let text = std::env::var("FLAGSTONE_MIRROR_ROUNDS").unwrap_or_else(|_| "12".into());
-    text.parse().expect("FLAGSTONE_MIRROR_ROUNDS is a number")
-}
-
 /// A host that writes by both paths sees no error, and reads what it wrote, whatever happens, and
 /// both nodes hold the same after each event.
 fn survives(mut pair: Pair, events: &[Event], line: &str, seed: u64) {
-    let (rounds, mut rng) = (rounds(), Rng::from_env("FLAGSTONE_MIRROR_SEED", seed));
+    let (rounds, mut rng) = (rounds(events.len()), Rng::from_env("FLAGSTONE_MIRROR_SEED", seed));
     let state = pair.file("state");
     // It goes on while nodes come together again, however long that takes.
     let line = format!("--rw randwrite --depth 8 --size 16MiB --rate 4000 --ios 1000000000 {line}");
     let mut load = pair.load(&pair.both_paths(), &line, &state);
-    let (mut source, mut clock) = (0, Clock { load: &mut load, state: &state });
+    let mut source = 0;
+    let mut clock = Clock::of_load(&mut load, &state);
     for round in 0..rounds {
-        clock.later(WRITES / 2 + rng.below(WRITES));
+        clock.later(&pair, WRITES / 2 + rng.below(WRITES));
         // Each kind at least once, in a run of the usual length.
         let event = events.get(round as usize).copied();
         let event = event.unwrap_or_else(|| events[rng.below(events.len() as u64) as usize]);
@@ -41,7 +37,8 @@ fn survives(mut pair: Pair, events: &[Event], line: &str, seed: u64) {
         pair.assert_equal_legs(source);
     }
     // It runs to here, with no error; what it was promised is there.
-    clock.later(WRITES);
+    clock.later(&pair, WRITES);
+    drop(clock);
     load.kill();
     pair.assert_kept(source, "state");
     pair.end(source);
@@ -64,6 +61,17 @@ fn a_mirror_survives_a_link_that_is_cut() {
     let setup = Setup { size_bytes: SIZE_BYTES, ..Setup::default() };
     let Some(pair) = Pair::linked("a link that is cut", setup) else { return };
     survives(pair, &[&LINK_EVENTS[..], &EVENTS].concat(), "", 3);
+}
+
+/// How to attach a volume is told when there is one.
+#[test]
+fn commands_to_attach_are_printed_when_there_is_a_replica() {
+    let mut pair = Pair::start(SIZE_BYTES, "");
+    pair.node(0).printed_after("  no replica here yet: ");
+    assert!(!pair.node(0).output().contains("nvme connect"));
+    pair.order(0, "create", &["--source"]);
+    pair.node(0).restart();
+    pair.node(0).printed_after("  nvme connect -t tcp");
 }
 
 /// Both were written without the other: both keep what they have until somebody chooses.
