@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::load::Load;
-use crate::network::{HOSTS, LINK, Network};
+use crate::network::{HOST_PORTS, HOSTS, LINK, Network};
 use crate::place::Place;
 use crate::process::until;
 use crate::scratch::Scratch;
@@ -77,7 +77,10 @@ impl Pair {
         let place = |node: usize| network.as_ref().map(|network| network.node(node).clone());
         let places = [0, 1].map(|node| place(node).unwrap_or_default());
         let (links, hosts) = match network {
-            Some(_) => (LINK.map(at_port), HOSTS.map(at_port)),
+            Some(_) => (
+                LINK.map(|address| format!("{address}:4420")),
+                [0, 1].map(|node| format!("{}:{}", HOSTS[node], HOST_PORTS[node])),
+            ),
             None => {
                 let free = || TcpListener::bind("127.0.0.1:0").expect("a port is free");
                 // Both at a time: they are not the same.
@@ -167,6 +170,11 @@ impl Pair {
         NAMES[node]
     }
 
+    /// Whether they have a link that can be cut.
+    pub fn is_linked(&self) -> bool {
+        self.network.is_some()
+    }
+
     /// The network that parts them.
     ///
     /// # Panics
@@ -202,6 +210,11 @@ impl Pair {
     /// The volume as a host reaches it by both nodes.
     pub fn both_paths(&self) -> String {
         format!("nvme-tcp://{}/{NQN_PREFIX}{VOLUME}", self.hosts.join(","))
+    }
+
+    /// Where hosts reach a node, as address and port.
+    pub fn host_address(&self, node: usize) -> (&str, &str) {
+        self.hosts[node].split_once(':').expect("an address and a port")
     }
 
     /// The same by one.
@@ -374,10 +387,6 @@ impl Pair {
         );
         assert!(verify["blocks_checked"].as_u64() > Some(0), "{verify:#}");
     }
-}
-
-fn at_port(address: &str) -> String {
-    format!("{address}:4420")
 }
 
 fn small_folder(scratch: &Scratch, place: &Place, small: Small) -> PathBuf {

@@ -79,6 +79,23 @@ pub const TARGET_EVENTS: [Event; 11] = [
     Event::CutSwitchover,
 ];
 
+/// Those that lose nothing of an asynchronous mirror: nobody takes over from a source that is lost.
+pub const LOSSLESS_EVENTS: [Event; 13] = [
+    Event::Cut,
+    Event::CutFromSource,
+    Event::CutFromTarget,
+    Event::Unplugged,
+    Event::Slow,
+    Event::Flaps,
+    Event::CutSourceRestarts,
+    Event::CutTargetRestarts,
+    Event::CutSwitchover,
+    Event::TargetDies,
+    Event::TargetStalls,
+    Event::Switchover,
+    Event::Pause,
+];
+
 /// Those of the link, which may be cut.
 pub const LINK_EVENTS: [Event; 9] = [
     Event::Cut,
@@ -142,6 +159,8 @@ impl Event {
             Event::SourceDies => {
                 pair.node(source).kill();
                 pair.fail_over_to(target);
+                let status = pair.status(target);
+                assert!(status["peers"][0]["last_in_sync_seconds"].is_u64(), "{status:#}");
                 clock.later(pair, some);
                 pair.node(source).restart();
             }

@@ -18,6 +18,9 @@ pub const LINK: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
 /// The nodes' addresses for hosts.
 pub const HOSTS: [&str; 2] = ["198.51.100.1", "198.51.100.5"];
 
+/// The ports there: by them a host can tell the nodes apart.
+pub const HOST_PORTS: [u16; 2] = [4420, 4421];
+
 /// The host's own on the same cables.
 const HOST: [&str; 2] = ["198.51.100.2", "198.51.100.6"];
 

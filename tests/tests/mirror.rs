@@ -5,7 +5,9 @@
 //! `FLAGSTONE_MIRROR_ROUNDS` sets how often, `FLAGSTONE_MIRROR_SEED` what.
 
 use flagstone_tests::mirror::{Pair, Setup};
-use flagstone_tests::mirror_events::{Clock, EVENTS, Event, LINK_EVENTS, rounds};
+use flagstone_tests::mirror_events::{
+    Clock, EVENTS, Event, LINK_EVENTS, LOSSLESS_EVENTS, rounds,
+};
 use flagstone_tests::rng::Rng;
 
 const SIZE_BYTES: u64 = 32 << 20;
@@ -61,6 +63,15 @@ fn a_mirror_survives_a_link_that_is_cut() {
     let setup = Setup { size_bytes: SIZE_BYTES, ..Setup::default() };
     let Some(pair) = Pair::linked("a link that is cut", setup) else { return };
     survives(pair, &[&LINK_EVENTS[..], &EVENTS].concat(), "", 3);
+}
+
+/// The same of an asynchronous mirror, as long as no source is lost for good.
+#[test]
+fn an_asynchronous_mirror_survives_a_link_that_is_cut() {
+    let options = "mode = \"async\", queue = \"4MiB\"";
+    let setup = Setup { size_bytes: SIZE_BYTES, options, ..Setup::default() };
+    let Some(pair) = Pair::linked("an asynchronous link that is cut", setup) else { return };
+    survives(pair, &LOSSLESS_EVENTS, "", 5);
 }
 
 /// How to attach a volume is told when there is one.
