@@ -105,7 +105,10 @@ fn a_strict_mirror_holds_writes_while_the_link_is_cut() {
 fn a_cut_link_makes_a_split_brain_only_by_an_operators_word() {
     let Some(pair) = linked("a cut link and roles", "") else { return };
     fill(&pair);
-    assert!(pair.try_order(1, "failover", &["--yes"]).is_err(), "the source is alive");
+    let said = pair.try_order(1, "failover", &["--yes"]).expect_err("the source is alive");
+    for part in ["waiting for it to be found dead", "so it is alive", "mirror failover db --force"] {
+        assert!(said.contains(part), "{said}");
+    }
     for node in [0, 1] {
         pair.network().cut(node);
     }
