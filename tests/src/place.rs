@@ -75,7 +75,10 @@ impl Namespaces {
         let read = BufReader::new(holder.stdout.take().expect("it is a pipe")).read_line(&mut line);
         if read.is_err() || line != "ready\n" {
             let output = holder.wait_with_output().map_err(|error| error.to_string())?;
-            return Err(format!("no namespaces: {}", String::from_utf8_lossy(&output.stderr).trim()));
+            return Err(format!(
+                "no namespaces: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            ));
         }
         let folder = format!("/proc/{}/ns", holder.id());
         let words = [

@@ -5,9 +5,7 @@
 //! `FLAGSTONE_MIRROR_ROUNDS` sets how often, `FLAGSTONE_MIRROR_SEED` what.
 
 use flagstone_tests::mirror::{Pair, Setup};
-use flagstone_tests::mirror_events::{
-    Clock, EVENTS, Event, LINK_EVENTS, LOSSLESS_EVENTS, rounds,
-};
+use flagstone_tests::mirror_events::{Clock, EVENTS, Event, LINK_EVENTS, LOSSLESS_EVENTS, rounds};
 use flagstone_tests::rng::Rng;
 
 const SIZE_BYTES: u64 = 32 << 20;

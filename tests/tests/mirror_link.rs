@@ -106,7 +106,8 @@ fn a_cut_link_makes_a_split_brain_only_by_an_operators_word() {
     let Some(pair) = linked("a cut link and roles", "") else { return };
     fill(&pair);
     let said = pair.try_order(1, "failover", &["--yes"]).expect_err("the source is alive");
-    for part in ["waiting for it to be found dead", "so it is alive", "mirror failover db --force"] {
+    for part in ["waiting for it to be found dead", "so it is alive", "mirror failover db --force"]
+    {
         assert!(said.contains(part), "{said}");
     }
     for node in [0, 1] {

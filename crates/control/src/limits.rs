@@ -28,6 +28,9 @@ pub const MAX_PATHS: usize = 8;
 /// Most other nodes.
 pub const MAX_PEERS: usize = 15;
 
+/// Most of them that one volume is mirrored to.
+pub const MAX_MIRROR_PEERS: usize = flagstone_mirror::limits::PEERS_MAX;
+
 /// Most shared limits of one server: one for each volume, and nobody needs more.
 pub const MAX_SHARED_LIMITS: usize = MAX_VOLUMES;
 

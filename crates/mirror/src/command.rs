@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::connect::tell_ancestors;
 use crate::decide::Amount;
-use crate::format::superblock::{Role, Superblock};
+use crate::format::superblock::{PeerRecord, Role, Superblock};
 use crate::id::Generation;
 use crate::mirror::{Inner, LegState, Mirror, State};
 use crate::options::PeerOptions;
@@ -53,7 +54,7 @@ impl Mirror {
         let _changing = inner.changing().await;
         let superblock = inner.local.superblock();
         let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none());
-        let mut outdated = known.map(|peer| !peer.bases.is_empty());
+        let mut outdated = known.map(PeerRecord::is_outdated);
         let alone = inner.legs.is_empty() || superblock.peers[0].replica.is_none();
         if superblock.role != Role::Source
             || superblock.heir.is_some()
@@ -242,6 +243,11 @@ impl Mirror {
         self.0.lock().active
     }
 
+    /// True when the local leg has failed, and a peer carries the volume or nobody does.
+    pub fn has_failed(&self) -> bool {
+        self.0.lock().local_failed
+    }
+
     /// True while a source is attached to this replica.
     pub fn has_source(&self) -> bool {
         self.0.lock().attached.is_some()
@@ -394,8 +400,12 @@ impl Inner {
             self.lose(leg, serial);
             return Err(RoleError::Io(error).into());
         }
-        let epoch = self.local.superblock().epoch + 1;
-        let promoted = order(&session, Request::Promote { epoch }).await;
+        let superblock = self.local.superblock();
+        let epoch = superblock.epoch + 1;
+        let promoted = match tell_ancestors(&session, &superblock).await {
+            Ok(()) => order(&session, Request::Promote { epoch }).await,
+            Err(error) => Err(error),
+        };
         if local_failed && let Err(AskError::Refused(refusal)) = promoted {
             // Only the peer has the data: it goes on to carry it.
             self.change(|state| {
@@ -440,7 +450,7 @@ impl Inner {
         let superblock = self.local.superblock();
         let own = &state.legs[leg];
         let record = superblock.peers.iter().find(|peer| peer.replica == own.peer);
-        let behind = record.is_some_and(|peer| !peer.bases.is_empty());
+        let behind = record.is_some_and(PeerRecord::is_outdated);
         let outdated = behind || self.legs[leg].todo.count() > 0;
         derive(Facts { role: state.role, wish: own.wish, phase: own.phase, outdated })
     }

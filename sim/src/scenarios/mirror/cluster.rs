@@ -264,6 +264,19 @@ impl Cluster {
         (0..2).for_each(|index| self.world.reconcile(index));
     }
 
+    /// Who mirrors calls the data of both by one name.
+    fn assert_one_name(&self) {
+        for index in 0..2 {
+            let attached = self.mirror(1 - index).is_some_and(|mirror| mirror.has_source());
+            let fails = self.mirror(index).is_some_and(|mirror| mirror.has_failed());
+            if !attached || fails || self.state(index) != Some(MirrorState::Mirroring) {
+                continue;
+            }
+            let [a, b] = [0, 1].map(|node| self.superblock(node).map(|found| found.current));
+            assert_eq!(a, b, "in sync under two names\n{}", self.describe());
+        }
+    }
+
     /// The node is about to serve though the other may: from now on their data may differ.
     pub(super) fn part(&self, index: usize) {
         self.reconcile();
@@ -293,6 +306,7 @@ impl Cluster {
 
     /// Notices generations that nodes have minted since they parted.
     pub(super) fn watch(&self) {
+        self.assert_one_name();
         let [a, b] = [0, 1].map(|node| self.superblock(node).map(|found| found.current));
         let mut lines = self.world.lines.borrow_mut();
         for (line, (mine, others)) in lines.iter_mut().zip([(a, b), (b, a)]) {
