@@ -1,5 +1,7 @@
 //! What bounds the configuration: one constant a limit, with its reason.
 
+use std::time::Duration;
+
 /// Longest configuration file read. A volume takes some 300 bytes, so this is thousands of them.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
 
@@ -96,3 +98,7 @@ pub const API_BATCH: usize = 8;
 
 /// Differences of a verify that the API lists, of those that are kept: 40 bytes each as JSON.
 pub const API_DIFFERENCES: usize = 256;
+
+/// A failover waits for the source to be found dead for the link's time-out, and so long: what a
+/// busy machine may be late with it.
+pub const LOSS_GRACE: Duration = Duration::from_millis(500);

@@ -11,6 +11,7 @@
 //! gate, and what makes no sense is refused.
 
 use std::future::poll_fn;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -217,7 +218,8 @@ impl TargetSession {
         *lock(&self.gate) = Gate::default();
         let attached = Attached { session: self.number, source: attach.source };
         inner.change(|state| {
-            (state.role, state.attached) = (Role::Target, Some(attached));
+            (state.role, state.attached, state.fed) =
+                (Role::Target, Some(attached), attach.in_sync);
             state.gate = Some(self.gate.clone());
         });
         Ok(Reply::Done)
@@ -229,7 +231,12 @@ impl Inner {
     /// its writes that wait for their order give up, for what they wait for may never come.
     fn detach(&self, which: impl FnOnce(&Attached) -> bool) {
         let gate = self.change(|state| {
-            state.attached.take_if(|attached| which(attached))?;
+            let attached = state.attached.take_if(|attached| which(attached))?;
+            let source = state.legs.iter().position(|leg| leg.peer == attached.source);
+            if let Some(leg) = source.filter(|_| state.fed) {
+                let now = flagstone_runtime::time::wall_clock().as_secs();
+                self.legs[leg].counters.last_in_sync_s.store(now, Ordering::Relaxed);
+            }
             state.gate.take()
         });
         if let Some(gate) = gate {
@@ -382,6 +389,7 @@ impl Inner {
                 superblock.current = base;
             }
         };
+        self.change(|state| state.fed = false);
         self.local.update(begin).await.map_err(|_| Refusal::Failed)?;
         Ok(Reply::Done)
     }
@@ -431,6 +439,7 @@ impl Inner {
         if resync {
             self.forget_marks();
         }
+        self.change(|state| state.fed = true);
         Ok(Reply::Done)
     }
 
