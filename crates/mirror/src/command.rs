@@ -452,7 +452,8 @@ impl Inner {
         let record = superblock.peers.iter().find(|peer| peer.replica == own.peer);
         let behind = record.is_some_and(PeerRecord::is_outdated);
         let outdated = behind || self.legs[leg].todo.count() > 0;
-        derive(Facts { role: state.role, wish: own.wish, phase: own.phase, outdated })
+        let attached = state.attached.is_some();
+        derive(Facts { role: state.role, wish: own.wish, phase: own.phase, outdated, attached })
     }
 
     fn peer_status(&self, leg: usize) -> PeerStatus {
