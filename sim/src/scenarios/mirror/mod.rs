@@ -4,6 +4,8 @@
 //! of the other's sight makes it two. When both are one again, the line that was given up must have
 //! nothing that a host was promised, unless the operator gave it up.
 
+#[cfg(test)]
+mod broken;
 mod cluster;
 mod link;
 #[cfg(test)]
