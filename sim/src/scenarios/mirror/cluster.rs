@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
 use flagstone_mirror::format::newest;
-use flagstone_mirror::format::superblock::Superblock;
+use flagstone_mirror::format::superblock::{Role, Superblock};
 use flagstone_mirror::id::{Generation, Uuid};
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
@@ -75,15 +75,20 @@ impl World {
         if !attached || self.state(index) != Some(MirrorState::Mirroring) {
             return;
         }
-        self.lossy[1 - index].set(false);
+        self.take_over(1 - index);
+    }
+
+    /// The node has the other's data: hosts may read there what they may read here.
+    fn take_over(&self, index: usize) {
+        self.lossy[index].set(false);
         let mut lines = self.lines.borrow_mut();
         if !lines[index].model.is(&lines[1 - index].model) {
-            let lost = lines[1 - index].has_promised(self.mode);
-            assert!(!lost, "what the hosts of node {} were promised is given up", 1 - index);
-            let model = lines[index].model.clone();
+            let lost = lines[index].has_promised(self.mode);
+            assert!(!lost, "what the hosts of node {index} were promised is given up");
+            let model = lines[1 - index].model.clone();
             let base = model.moment();
-            lines[index].base = base;
-            lines[1 - index] = Line::new(model, base);
+            lines[1 - index].base = base;
+            lines[index] = Line::new(model, base);
         }
     }
 }
@@ -276,8 +281,11 @@ impl Cluster {
             if !attached || fails || self.state(index) != Some(MirrorState::Mirroring) {
                 continue;
             }
-            let [a, b] = [0, 1].map(|node| self.superblock(node).map(|found| found.current));
-            assert_eq!(a, b, "in sync under two names\n{}", self.describe());
+            let [source, target] = [index, 1 - index].map(|node| self.superblock(node));
+            let (Some(source), Some(target)) = (source, target) else { continue };
+            // One that is asked to go on alone has a name of its own before its source hears of it.
+            let one = source.current == target.current || target.history.contains(source.current);
+            assert!(one, "in sync under two names\n{}", self.describe());
         }
     }
 
@@ -312,9 +320,30 @@ impl Cluster {
         }
     }
 
+    /// Notices targets that have taken over the source's generation since the lines parted: with it
+    /// they have its data, though the source may never hear of it.
+    fn notice_targets(&self) {
+        for index in 0..2 {
+            let [mine, source] = [index, 1 - index].map(|node| self.superblock(node));
+            let (Some(mine), Some(source)) = (mine, source) else { continue };
+            let has = mine.current == source.current && !mine.flags.inconsistent;
+            let roles = (mine.role, source.role) == (Role::Target, Role::Source);
+            let active = self.state(index).is_some();
+            let parted_at = {
+                let lines = self.world.lines.borrow();
+                let two = !lines[0].model.is(&lines[1].model);
+                two.then_some(lines[index].parted_at)
+            };
+            if has && roles && !active && parted_at.is_some_and(|parted| parted != mine.current) {
+                self.world.take_over(index);
+            }
+        }
+    }
+
     /// Notices generations that nodes have minted since they parted.
     pub(super) fn watch(&self) {
         self.assert_one_name();
+        self.notice_targets();
         let [a, b] = [0, 1].map(|node| self.superblock(node).map(|found| found.current));
         let mut lines = self.world.lines.borrow_mut();
         for (line, (mine, others)) in lines.iter_mut().zip([(a, b), (b, a)]) {
