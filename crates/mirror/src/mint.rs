@@ -100,75 +100,93 @@ async fn mint(inner: Arc<Inner>) {
 
 async fn record(inner: &Arc<Inner>) -> Result<(), IoError> {
     inner.local.data().flush().await?;
-    let new = Generation::random();
+    let minting = Minting::new(inner);
     let replica = inner.local.superblock().replica;
-    tracing::info!(%replica, generation = new.0, "a peer is recorded as out of date");
-    let stranger = inner.stranger();
-    let asked = (0..inner.legs.len()).map(|leg| (inner.slot_of_leg(leg), inner.alone_as(leg)));
-    let asked: Vec<(usize, Generation)> = asked.filter(|(_, name)| !name.is_none()).collect();
-    let mint = move |superblock: &mut Superblock| {
-        // A peer that was asked to go on alone, and did not answer, may be called so.
-        for (slot, name) in asked {
-            let mut lineage = superblock.lineage(slot);
-            lineage.expect(name);
-            superblock.set_lineage(slot, &lineage);
-        }
-        mint_for_all(superblock, new, stranger);
-    };
-    inner.local.update(mint).await?;
+    tracing::info!(%replica, generation = minting.new.0, "a peer is recorded as out of date");
+    inner.local.update(move |superblock| minting.apply(superblock)).await?;
     for leg in 0..inner.legs.len() {
         inner.rename(leg).await;
     }
     Ok(())
 }
 
-/// A peer that this source has not met as one yet: it was a target of the source before, as we were.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stranger {
-    /// There is none.
-    None,
-    /// The role was handed over: with the generation of then it has the data of then.
-    Equal,
-    /// The role was taken by force: it may have heard of writes that we have not.
-    Unlike,
+/// A new generation, and what is known of the peers when it is minted.
+pub(crate) struct Minting {
+    new: Generation,
+    /// Peers of the configuration.
+    configured: usize,
+    /// By their places in the superblock.
+    contacts: [Contact; PEERS_MAX],
 }
 
-/// Each peer that is known may hold what was current until now, and so may a stranger.
-fn mint_for_all(superblock: &mut Superblock, new: Generation, stranger: Stranger) {
-    let before = superblock.current;
-    let known = |slot: usize| !superblock.peers[slot].replica.is_none();
-    let free = |slot: usize| !known(slot) && stranger == Stranger::Equal;
-    let slots: Vec<usize> = (0..PEERS_MAX).filter(|slot| known(*slot) || free(*slot)).collect();
-    if slots.is_empty() {
-        superblock.current = new;
+#[derive(Clone, Copy)]
+struct Contact {
+    /// The peer may hold what is current until now.
+    may_hold_current: bool,
+    /// It is in sync, and is told the new name next.
+    in_sync: bool,
+    /// It was asked to go on alone, and did not answer: it may be called so.
+    alone_as: Generation,
+}
+
+impl Contact {
+    /// Nothing was heard of the peer.
+    const NONE: Contact =
+        Contact { may_hold_current: true, in_sync: false, alone_as: Generation::NONE };
+}
+
+impl Minting {
+    fn new(inner: &Inner) -> Minting {
+        let peers = inner.local.superblock().peers;
+        let state = inner.lock();
+        let contacts = peers.map(|peer| {
+            let mut legs = state.legs.iter();
+            let leg = legs.find(|leg| !leg.peer.is_none() && leg.peer == peer.replica);
+            leg.map_or(Contact::NONE, |leg| Contact {
+                // Lost before the last minting, and not met since.
+                may_hold_current: leg.foreground || !leg.minted || peer.bases.is_empty(),
+                in_sync: leg.phase == Phase::InSync,
+                alone_as: leg.alone_as,
+            })
+        });
+        Minting { new: Generation::random(), configured: inner.legs.len(), contacts }
     }
-    let remember = slots.is_empty() || stranger == Stranger::Unlike;
-    let old: [Lineage; PEERS_MAX] = std::array::from_fn(|slot| superblock.lineage(slot));
-    for slot in slots {
-        let mut lineage = old[slot];
-        lineage.mint(new);
-        superblock.set_lineage(slot, &lineage);
+
+    /// Nobody was asked.
+    pub(crate) fn alone(inner: &Inner) -> Minting {
+        let contacts = [Contact::NONE; PEERS_MAX];
+        Minting { new: Generation::random(), configured: inner.legs.len(), contacts }
     }
-    if remember {
-        superblock.history.remember(before);
+
+    /// Each peer that is known may hold what was current until now. So may one that this source has
+    /// not met as one yet: it was a target of the source before, as we were, and the role was
+    /// handed over, so with the generation of then it has the data of then.
+    pub(crate) fn apply(&self, superblock: &mut Superblock) {
+        let before = superblock.current;
+        let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none()).count();
+        if known == 0 {
+            superblock.history.remember(before);
+        }
+        for (slot, contact) in self.contacts.iter().enumerate() {
+            let is_free = superblock.peers[slot].replica.is_none();
+            if known == 0 || is_free && known >= self.configured {
+                continue;
+            }
+            let mut lineage = Lineage { current: before, ..superblock.lineage(slot) };
+            if !contact.alone_as.is_none() {
+                lineage.expect(contact.alone_as);
+            }
+            if contact.may_hold_current {
+                lineage.mint(self.new);
+            }
+            superblock.set_lineage(slot, &lineage);
+            superblock.peers[slot].renaming = contact.in_sync;
+        }
+        superblock.current = self.new;
     }
 }
 
 impl Inner {
-    fn alone_as(&self, leg: usize) -> Generation {
-        self.lock().legs[leg].alone_as
-    }
-
-    fn stranger(&self) -> Stranger {
-        let peers = self.local.superblock().peers;
-        let known = peers.iter().filter(|peer| !peer.replica.is_none()).count();
-        match self.lock().forced {
-            _ if known == 0 || known >= self.legs.len() => Stranger::None,
-            true => Stranger::Unlike,
-            false => Stranger::Equal,
-        }
-    }
-
     /// Tells a peer that is in sync what our data is called now.
     pub(crate) async fn rename(self: &Arc<Self>, leg: usize) {
         let found = {
@@ -200,6 +218,7 @@ impl Inner {
                 let mut lineage = superblock.lineage(slot);
                 lineage.settle();
                 superblock.set_lineage(slot, &lineage);
+                superblock.peers[slot].renaming = false;
                 (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
                 true
             })

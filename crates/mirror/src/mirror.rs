@@ -102,13 +102,11 @@ pub(crate) struct State {
     pub(crate) role: Role,
     /// Hosts are served.
     pub(crate) active: bool,
-    /// It began to with nobody asked: targets of the source before may have heard of other writes.
-    pub(crate) forced: bool,
     /// New calls of hosts wait, for so many reasons.
     pub(crate) holds: u32,
     /// Calls of hosts that have begun and not ended.
     pub(crate) in_flight: usize,
-    /// Writes that wait at the gate.
+    /// Writes that are held: at the gate, or on their way back to the host.
     pub(crate) waiting: usize,
     pub(crate) legs: Vec<LegState>,
     /// The local leg has failed.
@@ -121,6 +119,8 @@ pub(crate) struct State {
     pub(crate) leaving_local: bool,
     /// The session that may write to us.
     pub(crate) attached: Option<Attached>,
+    /// It counts us as in sync.
+    pub(crate) fed: bool,
     /// The order of its writes.
     pub(crate) gate: Option<Arc<Mutex<Gate>>>,
     /// Its calls in hand.
@@ -244,7 +244,6 @@ impl Mirror {
         let state = State {
             role: superblock.role,
             active: false,
-            forced: false,
             holds: 0,
             in_flight: 0,
             waiting: 0,
@@ -255,6 +254,7 @@ impl Mirror {
             changing: false,
             leaving_local: false,
             attached: None,
+            fed: false,
             gate: None,
             served: 0,
             closed: false,

@@ -22,7 +22,7 @@ use flagstone_runtime::{Buf, spawn_detached};
 
 use crate::gate::{Going, LegGoing, Passage, Sending};
 use crate::limits::PEERS_MAX;
-use crate::mirror::{Inner, count};
+use crate::mirror::{Inner, State, count};
 use crate::options::Mode;
 use crate::order::Order;
 use crate::overlap::Held;
@@ -257,7 +257,7 @@ impl Inner {
     }
 }
 
-/// One that waits at the gate no longer.
+/// One that is held no longer.
 struct Uncount<'a>(&'a Inner);
 
 impl Drop for Uncount<'_> {
@@ -430,7 +430,7 @@ impl Inner {
     /// A peer that the operator wants kept up to date lacks what was written, and the policy is to
     /// hold: waits until it is up to date, or the policy or the operator says otherwise.
     async fn wait_if_strict(&self) -> Result<(), IoError> {
-        self.wait(|state| {
+        let goes = |state: &mut State| {
             if !state.active {
                 return Some(Err(IoError::Unreachable));
             }
@@ -438,8 +438,14 @@ impl Inner {
                 own.wish == Wish::Mirror && own.phase != Phase::InSync && leg.options().is_strict()
             });
             (!holds).then_some(Ok(()))
-        })
-        .await
+        };
+        if let Some(result) = goes(&mut self.lock()) {
+            return result;
+        }
+        // It is held as those at the gate are.
+        self.lock().waiting += 1;
+        let _count = Uncount(self);
+        self.wait(goes).await
     }
 }
 
