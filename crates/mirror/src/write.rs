@@ -194,13 +194,23 @@ async fn depart(
         false => Some(inner.local.pin(range.0, range.1)),
     };
     let pin = match pin {
-        Some(pin) => Some(pin.await?),
         None => None,
+        Some(pin) => match pin.await {
+            Ok(pin) => Some(pin),
+            Err(error) => {
+                inner.go_on_elsewhere(error).await?;
+                None
+            }
+        },
     };
     loop {
         match inner.pass(range, data_bytes) {
             Passage::Go(going) => return Ok(Departure::Go(going, pin)),
-            Passage::Mint => inner.ensure_minted().await?,
+            Passage::Mint => {
+                if let Err(error) = inner.ensure_minted().await {
+                    inner.go_on_elsewhere(error).await?;
+                }
+            }
             Passage::Refused(error) => return Err(error),
             passage => return Ok(Departure::Wait(passage)),
         }
@@ -208,6 +218,17 @@ async fn depart(
 }
 
 impl Inner {
+    /// The own log or superblock cannot be written, before any data was: a peer that has all goes on
+    /// without this leg, or the host hears of it.
+    async fn go_on_elsewhere(self: &Arc<Self>, error: IoError) -> Result<(), IoError> {
+        // The log is closed where the role is given up.
+        if error == IoError::Unreachable || !self.lock().active {
+            return Err(error);
+        }
+        let whole = self.first_whole();
+        self.go_on_without_local(whole, error).await
+    }
+
     /// Waits until it is worth asking the gate again.
     async fn wait_for_gate(&self, passage: Passage) {
         match passage {

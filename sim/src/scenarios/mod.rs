@@ -21,6 +21,7 @@ pub const ALL: &[Scenario] = &[
     mirror::STRICT,
     mirror::ASYNC,
     mirror::FAULTY,
+    mirror::BROKEN,
     mirror::TWO,
 ];
 
