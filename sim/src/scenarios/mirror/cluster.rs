@@ -317,6 +317,8 @@ impl Cluster {
         for (node, line) in lines.iter_mut().enumerate() {
             let found = self.superblock(node);
             line.parted_at = found.map_or(Generation::NONE, |found| found.current);
+            // What was minted before is of the one line that there was.
+            line.minted = false;
         }
     }
 
