@@ -140,8 +140,9 @@ fn a_source_with_two_targets_hands_over_dies_and_comes_back() {
     go_on(&mut load);
     load.kill();
     let line = "--rw randread --depth 4 --bs 64k --after-crash client";
-    let results = Load::start_verified(&paths, line, &state).assert_complete();
-    let verify = &results["verify"];
+    let ended = Load::start_verified(&paths, line, &state).wait();
+    assert_eq!(ended.code, Some(0), "{}\n{:#}", ended.log, ended.results);
+    let verify = &ended.results["verify"];
     assert_eq!(verify["violations"], 0, "{verify:#}");
     assert!(verify["blocks_checked"].as_u64() > Some(0), "{verify:#}");
     three.assert_equal_on_disk(0);
