@@ -434,6 +434,7 @@ impl Inner {
         let peer = self.lock().legs[leg].peer;
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &own.counters;
+        let link = own.options().way.link();
         PeerStatus {
             replica: peer,
             state: self.shown(leg),
@@ -449,6 +450,7 @@ impl Inner {
             added_us: read(&counters.added_ns) / 1000,
             added_writes: read(&counters.added_writes),
             losses: read(&counters.losses),
+            link,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::decide::Amount;
 use crate::format::superblock::Role;
 use crate::id::{Generation, Uuid};
+use crate::peer::LinkStatus;
 
 /// The state of a mirror towards one peer, as it is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,6 +165,8 @@ pub struct PeerStatus {
     pub added_writes: u64,
     /// Times that it was lost after it had been attached.
     pub losses: u64,
+    /// The way to it.
+    pub link: LinkStatus,
 }
 
 /// A mirror, as status shows it.

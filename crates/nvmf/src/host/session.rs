@@ -30,7 +30,7 @@ use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, cores, spawn_detache
 use super::association::Association;
 use super::command::Data;
 use super::connect::Place;
-use super::device::Io;
+use super::device::{Compressed, Io};
 use super::link::Link;
 use super::shape::Shape;
 use super::{HostError, HostOptions};
@@ -197,6 +197,19 @@ impl RemoteSession {
         self.call(move |io| io.submit_ordered(offset, data, fua, order))
     }
 
+    /// Writes `len` bytes that travel compressed, at most [`RemoteSession::transfer_bytes`]; with an
+    /// order when it is its turn, and it counts as one. The target must know the codec.
+    pub fn write_compressed(
+        &self,
+        offset: u64,
+        len: u64,
+        compressed: Compressed,
+        fua: bool,
+        order: Option<Order>,
+    ) -> IoFuture<()> {
+        self.call(move |io| io.submit_compressed(offset, len, compressed, fua, order))
+    }
+
     /// Writes zeroes, as a block device does.
     pub fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
         self.call(move |io| io.submit_zeroes(offset, len, flags))
@@ -245,6 +258,11 @@ impl RemoteSession {
             fate.wait().await;
             Ok(())
         })
+    }
+
+    /// True once it is lost.
+    pub fn is_lost(&self) -> bool {
+        self.fate.is_lost()
     }
 
     /// Ends the session: it is lost from now on.
