@@ -165,6 +165,10 @@ pub struct PeerStatus {
     pub added_writes: u64,
     /// Times that it was lost after it had been attached.
     pub losses: u64,
+    /// Times that this side gave its data up for the peer's in a split brain, by policy.
+    pub given_up: u64,
+    /// What it had written without the peer then, at most, at the bitmap's granularity.
+    pub given_up_bytes: u64,
     /// The way to it.
     pub link: LinkStatus,
 }

@@ -10,6 +10,8 @@ mod link;
 mod others;
 #[cfg(test)]
 mod pair;
+#[cfg(test)]
+mod split;
 mod steps;
 mod two;
 
