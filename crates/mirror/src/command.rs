@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use crate::connect::tell_ancestors;
 use crate::decide::Amount;
 use crate::format::superblock::{PeerRecord, Role, Superblock};
-use crate::id::Generation;
 use crate::mirror::{Inner, LegState, Mirror, State};
 use crate::options::PeerOptions;
 use crate::peer::{About, Answer, AskError, Refusal, Reply, Request, identify, order};
 use crate::plan::{Plan, plan};
 use crate::replica::Statistics;
 use crate::roles::RoleError;
+use crate::split::common;
 use crate::state::{Facts, MirrorState, PeerStatus, Phase, Status, Wish, derive};
 
 /// Why a command was not carried out.
@@ -335,13 +335,6 @@ impl Mirror {
     }
 }
 
-/// A generation that both went on from, each with a log of what it did since.
-fn common(mine: &About, peers: &About) -> Generation {
-    let theirs = &peers.view.lineage.bases;
-    let found = mine.view.lineage.bases.iter().find(|base| theirs.contains(*base));
-    found.unwrap_or(Generation::NONE)
-}
-
 impl Inner {
     fn leg(&self, leg: usize) -> Result<&crate::mirror::Leg, CommandError> {
         self.legs.get(leg).ok_or(CommandError::NoPeer)
@@ -463,6 +456,7 @@ impl Inner {
         let peer = self.lock().legs[leg].peer;
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &own.counters;
+        let link = own.options().way.link();
         PeerStatus {
             replica: peer,
             state: self.shown(leg),
@@ -478,6 +472,9 @@ impl Inner {
             added_us: read(&counters.added_ns) / 1000,
             added_writes: read(&counters.added_writes),
             losses: read(&counters.losses),
+            given_up: read(&counters.given_up),
+            given_up_bytes: read(&counters.given_up_bytes),
+            link,
         }
     }
 }

@@ -35,6 +35,7 @@ pub mod replica;
 mod resync;
 mod roles;
 pub mod shape;
+mod split;
 pub mod state;
 pub mod target;
 mod turn;
@@ -43,5 +44,5 @@ mod write;
 
 pub use command::CommandError;
 pub use mirror::Mirror;
-pub use options::{Ack, Mode, PeerOptions, WhenPeerLost};
+pub use options::{Ack, Mode, PeerOptions, WhenPeerLost, WhenSplit};
 pub use roles::RoleError;

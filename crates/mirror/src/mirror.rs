@@ -90,6 +90,8 @@ pub(crate) struct LegCounters {
     pub(crate) skipped_bytes: AtomicU64,
     pub(crate) total_bytes: AtomicU64,
     pub(crate) rate: AtomicU64,
+    pub(crate) given_up: AtomicU64,
+    pub(crate) given_up_bytes: AtomicU64,
 }
 
 /// Adds to a counter that orders nothing.

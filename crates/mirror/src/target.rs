@@ -460,6 +460,11 @@ impl Inner {
         expected: Generation,
     ) -> Answer {
         let _changing = self.changing().await;
+        self.surrender_held(base, expected).await
+    }
+
+    /// The same of one that changes roles already.
+    pub(crate) async fn surrender_held(&self, base: Generation, expected: Generation) -> Answer {
         let superblock = self.local.superblock();
         if self.lock().active {
             return Err(Refusal::Active);

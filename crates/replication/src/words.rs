@@ -139,6 +139,12 @@ pub(crate) fn reply(request: &wire::Request, data: &[u8]) -> Option<Reply> {
     })
 }
 
+/// The codecs that the replica knows, of a reply to Replica Identify.
+pub(crate) fn codecs(request: &wire::Request, data: &[u8]) -> Option<u8> {
+    let asked = matches!(request, wire::Request::Identify { .. });
+    wire::About::view(data).filter(|_| asked).map(|said| said.codecs)
+}
+
 fn about_to_wire(about: &About) -> wire::About {
     let View { volume, replica, usable_bytes, bit_bytes, lineage, epoch, .. } = about.view;
     let role = match about.role {
@@ -159,6 +165,7 @@ fn about_to_wire(about: &About) -> wire::About {
     said.usable_bytes = U64::new(usable_bytes);
     (said.volume, said.replica) = (volume.0, replica.0);
     said.epoch = U64::new(epoch);
+    said.codecs = wire::Codec::ALL.iter().fold(0, |all, codec| all | codec.bit());
     said.current = U64::new(lineage.current.0);
     said.bases = lineage.bases.0.map(|generation| U64::new(generation.0));
     said.history = lineage.history.0.map(|generation| U64::new(generation.0));

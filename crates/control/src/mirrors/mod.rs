@@ -17,6 +17,7 @@ mod slot;
 mod tests;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -31,7 +32,7 @@ use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf::host::HostOptions;
 use flagstone_nvmf::target::{SubsystemConfig, Target};
-use flagstone_replication::{NvmePeer, replication_nqn, serve_replica};
+use flagstone_replication::{Bandwidth, LinkOptions, NvmePeer, replication_nqn, serve_replica};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::task::AbortOnDrop;
@@ -47,6 +48,15 @@ use slot::Slot;
 /// Controllers and ports of the nodes of a subsystem have numbers of their own: each node has one of
 /// so many shares.
 const NODES: u16 = crate::limits::MAX_PEERS as u16 + 1;
+
+/// The caps on what is sent to peers, by name: all volumes that are mirrored to one share its.
+pub(crate) type Caps = BTreeMap<String, Arc<Bandwidth>>;
+
+/// The caps that the configuration asks for.
+pub(crate) fn caps(config: &Config) -> Caps {
+    let cap = |peer: &Peer| Some((peer.name.clone(), Bandwidth::new(peer.max_bytes_per_s?)));
+    config.peers.iter().filter_map(cap).collect()
+}
 
 /// A mirrored volume.
 pub(crate) struct Mirrored {
@@ -67,6 +77,7 @@ pub(crate) struct Mirrored {
     leg: SharedDevice,
     slot: Arc<Slot>,
     target: RefCell<Option<Arc<Target>>>,
+    caps: RefCell<Caps>,
     watch: RefCell<Option<AbortOnDrop<()>>>,
     /// One at a time makes the replica, or forgets it.
     making: Rc<Semaphore>,
@@ -118,6 +129,7 @@ impl Mirrored {
             leg,
             slot: Slot::new(usable),
             target: RefCell::default(),
+            caps: RefCell::default(),
             watch: RefCell::default(),
             making: Semaphore::new(1),
         })
@@ -166,8 +178,13 @@ impl Mirrored {
 
     /// Opens the replica, if there is one, and begins to serve if that is safe. Hosts of `target` are
     /// sent away until then.
-    pub(crate) async fn start(self: &Rc<Self>, target: &Arc<Target>) -> Result<(), OpenError> {
+    pub(crate) async fn start(
+        self: &Rc<Self>,
+        target: &Arc<Target>,
+        caps: &Caps,
+    ) -> Result<(), OpenError> {
         *self.target.borrow_mut() = Some(target.clone());
+        *self.caps.borrow_mut() = caps.clone();
         self.set_access(false);
         match self.open().await {
             Ok(Some(replica)) => self.run(replica).await.map_err(|error| self.failed(error)),
@@ -284,7 +301,10 @@ impl Mirrored {
             connect_timeout: peer.timeout,
             ..HostOptions::default()
         };
-        Ok(Arc::new(NvmePeer::new(self.address(leg)?, self.replica_nqn, options)))
+        let bandwidth = self.caps.borrow().get(&peer.name).cloned();
+        let link = LinkOptions { compression: peer.compression, bandwidth };
+        let way = NvmePeer::new(self.address(leg)?, self.replica_nqn, options);
+        Ok(Arc::new(way.with_link(link)))
     }
 
     fn address(&self, leg: usize) -> Result<Address, String> {
@@ -298,6 +318,7 @@ impl Mirrored {
             mode: config.mode,
             ack: config.ack,
             when_lost: config.when_peer_lost,
+            when_split: config.split_brain,
             queue: QueueLimits {
                 high_bytes: config.queue_bytes,
                 low_bytes: config.queue_bytes / 2,

@@ -37,8 +37,11 @@ wire! {
         64 => pub bases: [U64; 4],
         /// Earlier generations of its data, the newest first; 0 fills the rest.
         96 => pub history: [U64; 16],
+        /// How data of Compressed Write may be compressed: [`super::Codec::bit`]. Readers ignore bits
+        /// that they do not know.
+        224 => pub codecs: u8,
         #[doc(hidden)]
-        224 => _reserved224: [u8; 288],
+        225 => _reserved225: [u8; 287],
     }
 }
 

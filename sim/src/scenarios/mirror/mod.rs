@@ -12,6 +12,8 @@ mod link;
 mod others;
 #[cfg(test)]
 mod pair;
+#[cfg(test)]
+mod split;
 mod steps;
 mod two;
 
