@@ -83,7 +83,7 @@ async fn record(inner: &Arc<Inner>) -> Result<(), IoError> {
 
 /// A peer that this source has not met as one yet: it was a target of the source before, as we were.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stranger {
+pub(crate) enum Stranger {
     /// There is none.
     None,
     /// The role was handed over: with the generation of then it has the data of then.
@@ -93,7 +93,7 @@ enum Stranger {
 }
 
 /// Each peer that is known may hold what was current until now, and so may a stranger.
-fn mint_for_all(superblock: &mut Superblock, new: Generation, stranger: Stranger) {
+pub(crate) fn mint_for_all(superblock: &mut Superblock, new: Generation, stranger: Stranger) {
     let before = superblock.current;
     let known = |slot: usize| !superblock.peers[slot].replica.is_none();
     let free = |slot: usize| !known(slot) && stranger == Stranger::Equal;
@@ -114,7 +114,7 @@ fn mint_for_all(superblock: &mut Superblock, new: Generation, stranger: Stranger
 }
 
 impl Inner {
-    fn stranger(&self) -> Stranger {
+    pub(crate) fn stranger(&self) -> Stranger {
         let peers = self.local.superblock().peers;
         let known = peers.iter().filter(|peer| !peer.replica.is_none()).count();
         match self.lock().forced {

@@ -164,6 +164,9 @@ async fn change_piece(
             Departure::Wait(passage) => {
                 // Without the range: a resync may need it before the gate opens.
                 drop(held);
+                if let Passage::Moved(successor) = passage {
+                    return Box::pin(change(successor.0, (offset, len), op, fua)).await;
+                }
                 inner.wait_for_gate(passage).await;
             }
         }
@@ -191,7 +194,14 @@ async fn depart(
         false => Some(inner.local.pin(range.0, range.1)),
     };
     let pin = match pin {
-        Some(pin) => Some(pin.await?),
+        Some(pin) => match pin.await {
+            Ok(pin) => Some(pin),
+            // The log is closed before the replica goes elsewhere.
+            Err(error) => {
+                let elsewhere = inner.lock().elsewhere();
+                return elsewhere.map(Departure::Wait).ok_or(error);
+            }
+        },
         None => None,
     };
     loop {
@@ -215,7 +225,7 @@ impl Inner {
             }
             Passage::Full(leg) => self.wait_at_door(leg).await,
             Passage::Behind(leg, serial) => self.leave_behind(leg, serial),
-            Passage::Go(_) | Passage::Mint | Passage::Refused(_) => {}
+            Passage::Go(_) | Passage::Mint | Passage::Moved(_) | Passage::Refused(_) => {}
         }
     }
 
@@ -377,16 +387,22 @@ impl Inner {
     /// A peer that the operator wants kept up to date lacks what was written, and the policy is to
     /// hold: waits until it is up to date, or the policy or the operator says otherwise.
     async fn wait_if_strict(&self) -> Result<(), IoError> {
-        self.wait(|state| {
+        let moved = self.wait(|state| {
+            if let Some(successor) = &state.successor {
+                return Some(Ok(Some(successor.clone())));
+            }
             if !state.active {
-                return Some(Err(IoError::Unreachable));
+                return (!state.moving).then_some(Err(IoError::Unreachable));
             }
             let holds = state.legs.iter().zip(&self.legs).any(|(own, leg)| {
                 own.wish == Wish::Mirror && own.phase != Phase::InSync && leg.options().is_strict()
             });
-            (!holds).then_some(Ok(()))
-        })
-        .await
+            (!holds).then_some(Ok(None))
+        });
+        match moved.await? {
+            Some(successor) => Box::pin(successor.0.wait_if_strict()).await,
+            None => Ok(()),
+        }
     }
 }
 
@@ -439,6 +455,7 @@ pub(crate) async fn flush(inner: Arc<Inner>) -> Result<(), IoError> {
             Passage::Go(going) => break going,
             Passage::Mint => inner.ensure_minted().await?,
             Passage::Refused(error) => return Err(error),
+            Passage::Moved(successor) => return Box::pin(flush(successor.0)).await,
             passage => inner.wait_for_gate(passage).await,
         }
     };

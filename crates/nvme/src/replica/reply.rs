@@ -37,8 +37,10 @@ wire! {
         64 => pub bases: [U64; 4],
         /// Earlier generations of its data, the newest first; 0 fills the rest.
         96 => pub history: [U64; 16],
+        /// The largest size that it could take over, in bytes; 0 when it is not said: no other.
+        224 => pub room_bytes: U64,
         #[doc(hidden)]
-        224 => _reserved224: [u8; 288],
+        232 => _reserved232: [u8; 280],
     }
 }
 
