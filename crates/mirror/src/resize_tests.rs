@@ -240,7 +240,7 @@ fn an_image_of_a_replica_in_hosts_data_is_not_taken_for_the_replica() {
 
 #[test]
 fn what_has_no_room_changes_nothing() {
-    let (sim, node) = world(9, true, OLD);
+    let (sim, node) = world(9, true, 1 << 20);
     sim.grow_disk(node, DATA, 1 << 30);
     on(&sim, node, async {
         let (data, log) = devices(true);
@@ -261,14 +261,14 @@ fn what_has_no_room_changes_nothing() {
 
 #[test]
 fn a_log_device_that_is_too_small_is_refused() {
-    let (sim, node) = world(10, true, OLD);
+    let (sim, node) = world(10, true, 1 << 20);
     sim.grow_disk(node, DATA, 8 << 30);
     on(&sim, node, async {
         let (data, log) = devices(true);
         let refused = Replica::resize(&data, log.clone(), 4 << 30, |_| {}).await;
         assert_eq!(refused, Err(ReplicaError::LogTooSmall));
         let replica = Replica::open(data, log).await.expect("it opens");
-        assert_eq!(replica.superblock().shape.usable_bytes, usable(OLD));
+        assert_eq!(replica.superblock().shape.usable_bytes, usable(1 << 20));
     });
 }
 

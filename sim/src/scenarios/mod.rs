@@ -20,6 +20,7 @@ pub const ALL: &[Scenario] = &[
     mirror::MEMORY,
     mirror::STRICT,
     mirror::ASYNC,
+    mirror::GROW,
 ];
 
 /// Run when they are named alone: what they show is not right yet, in the mirror or in the model.

@@ -53,6 +53,13 @@ pub const FAULTY: Scenario = Scenario {
     run: |seed| steps::run(seed, &Kind { faults: true, ..Kind::default() }),
 };
 
+/// Synchronous, and the volume grows.
+pub const GROW: Scenario = Scenario {
+    name: "mirror-grow",
+    about: "a synchronous mirror whose devices are made larger, and which grows, at any moment",
+    run: |seed| steps::run(seed, &Kind { grows: true, ..Kind::default() }),
+};
+
 /// With two targets.
 pub const TWO: Scenario = Scenario {
     name: "mirror-two",
@@ -62,7 +69,7 @@ pub const TWO: Scenario = Scenario {
 };
 
 /// All of them.
-pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC, FAULTY, TWO];
+pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC, FAULTY, GROW, TWO];
 
 /// What is run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -72,6 +79,8 @@ struct Kind {
     when_lost: WhenPeerLost,
     /// Disks fail too, and logs are lost.
     faults: bool,
+    /// Devices are made larger, and the volume with them.
+    grows: bool,
 }
 
 /// Outcome of the seeds of one kind, for tests.
@@ -90,6 +99,11 @@ mod tests {
     #[test]
     fn a_synchronous_mirror_keeps_its_promises_and_replays() {
         passes(&SYNC, 0..20);
+    }
+
+    #[test]
+    fn resize_during_activity() {
+        passes(&GROW, 0..20);
     }
 
     #[test]
