@@ -23,7 +23,7 @@ use crate::format::superblock::{Role, Superblock};
 use crate::id::Generation;
 use crate::limits::{RETRY_MAX_MS, RETRY_MIN_MS};
 use crate::mirror::{Inner, LegState, State};
-use crate::peer::{About, AskError, Attach, Refusal, Request, SharedSession, identify, order};
+use crate::peer::{About, AskError, Attach, Request, SharedSession, identify, order};
 use crate::plan::{Plan, plan};
 use crate::state::{Finding, Phase, Wish};
 
@@ -222,14 +222,8 @@ async fn lead(
         in_sync: amount.is_none(),
         usable_bytes: superblock.shape.usable_bytes,
     };
-    let attached = order(&session, Request::Attach(attach)).await;
-    if attached == Err(AskError::Refused(Refusal::NotNow))
-        && peers.view.usable_bytes != attach.usable_bytes
-    {
-        // It takes our size over, and is there again in a moment.
-        return Err(Ended::Changed);
-    }
-    attached?;
+    // A target of another size takes ours over first, and is there again in a moment.
+    order(&session, Request::Attach(attach)).await?;
     if promote {
         // Only now: the peer may have begun to serve meanwhile, and has refused then. From here on
         // it is a target, and begins to serve on an operator's word alone.
