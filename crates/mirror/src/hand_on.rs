@@ -15,8 +15,7 @@ use std::sync::Arc;
 use flagstone_blockdev::{IoError, SharedDevice};
 
 use crate::format::superblock::{Role, Superblock};
-use crate::id::Generation;
-use crate::mint::mint_for_all;
+use crate::mint::Minting;
 use crate::mirror::{Inner, Mirror};
 use crate::replica::{Replica, ReplicaError};
 use crate::roles::{Changing, RoleError};
@@ -109,10 +108,10 @@ impl HandOn {
         log: Option<SharedDevice>,
         usable_bytes: u64,
     ) -> Result<(Replica, Option<ReplicaError>), ReplicaError> {
-        let (source, stranger) = (self.was_active, self.inner.stranger());
+        let minting = self.was_active.then(|| Minting::new(&self.inner));
         let change = move |superblock: &mut Superblock| {
-            if source {
-                mint_for_all(superblock, Generation::random(), stranger);
+            if let Some(minting) = minting {
+                minting.apply(superblock);
             }
         };
         let resized = Replica::resize(device, log.clone(), usable_bytes, change).await;
@@ -136,15 +135,10 @@ impl HandOn {
     async fn serve(&self, next: &Mirror) -> Result<(), RoleError> {
         if !next.start().await? {
             // Its size is as it was, so the peers are not recorded as out of date yet.
-            let stranger = self.inner.stranger();
-            let record = move |superblock: &mut Superblock| {
-                mint_for_all(superblock, Generation::random(), stranger);
-            };
-            next.0.local.update(record).await?;
+            let minting = Minting::new(&self.inner);
+            next.0.local.update(move |superblock| minting.apply(superblock)).await?;
             next.start().await?;
         }
-        let forced = self.inner.lock().forced;
-        next.0.change(|state| state.forced |= forced);
         Ok(())
     }
 }

@@ -28,6 +28,10 @@ pub(crate) fn to_wire(request: &Request) -> Option<wire::Request> {
                 wire::Attach::new(who.0, who.1, attach.epoch, attach.expected.0, attach.in_sync);
             wire::Request::Attach(said.of_size(attach.usable_bytes))
         }
+        Request::Ancestors { generations } => {
+            let said = generations.0.map(|generation| generation.0);
+            wire::Request::Ancestors(wire::Ancestors::new(said))
+        }
         Request::Bits { page } => wire::Request::Bitmap { page },
         Request::BeginResync { base } => state(State::BeginResync, base),
         Request::EndResync { generation } => state(State::EndResync, generation),
@@ -66,6 +70,9 @@ pub(crate) fn from_wire(request: wire::Request) -> Request {
             in_sync: attach.in_sync(),
             usable_bytes: attach.usable_bytes.get(),
         }),
+        wire::Request::Ancestors(said) => Request::Ancestors {
+            generations: List(said.generations.map(|generation| Generation(generation.get()))),
+        },
         wire::Request::Bitmap { page } => Request::Bits { page },
         wire::Request::SetState { state, generation } => {
             let generation = Generation(generation);

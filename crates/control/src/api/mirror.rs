@@ -105,6 +105,9 @@ impl Mirrors {
         if let Action::Grow { size_bytes } = order.action {
             return grow(mirrored, size_bytes, order.dry_run).await;
         }
+        if order.action == (Action::Failover { force: false }) {
+            mirrored.wait_for_loss().await;
+        }
         let now = self.document(mirrored);
         let foreseen = foresee(&now, order)?;
         let Some(deed) = foreseen.deed.filter(|_| !order.dry_run) else { return Ok(foreseen) };

@@ -1,6 +1,9 @@
 //! What a replica is asked: admin commands, and the data of those that have some.
 
-use super::{ATTACH_BYTES, BITMAP_BYTES, CHECK_BYTES, CHECK_UNIT_MIN_BYTES, IDENTIFY_BYTES, admin};
+use super::{
+    ANCESTORS, ANCESTORS_BYTES, ATTACH_BYTES, BITMAP_BYTES, CHECK_BYTES, CHECK_UNIT_MIN_BYTES,
+    IDENTIFY_BYTES, admin,
+};
 use crate::command::Sqe;
 use crate::opcode::{AdminOpcode, DataDirection};
 use crate::sgl::SglDescriptor;
@@ -70,6 +73,42 @@ impl Attach {
     }
 }
 
+wire! {
+    /// Data of Replica Ancestors.
+    pub struct Ancestors [128] {
+        /// Earlier generations of the source's data, the newest first; 0 fills the rest.
+        0 => pub generations: [U64; ANCESTORS],
+    }
+}
+
+impl Ancestors {
+    /// These generations.
+    #[must_use]
+    pub fn new(generations: [u64; ANCESTORS]) -> Ancestors {
+        Ancestors { generations: generations.map(U64::new) }
+    }
+}
+
+/// What goes with a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// With Replica Attach.
+    Attach(Attach),
+    /// With Replica Ancestors.
+    Ancestors(Ancestors),
+}
+
+impl Sent {
+    /// As it is on the wire.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Sent::Attach(attach) => attach.bytes(),
+            Sent::Ancestors(ancestors) => ancestors.bytes(),
+        }
+    }
+}
+
 /// What Replica Set State sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -110,6 +149,8 @@ pub enum Request {
     },
     /// Let me write to you.
     Attach(Attach),
+    /// What the source's data comes from.
+    Ancestors(Ancestors),
     /// A page of the bitmap.
     Bitmap {
         /// Its number, from 0: its first bit is 32,256 times that.
@@ -164,6 +205,7 @@ impl Request {
         match self {
             Request::Identify { .. } => admin::IDENTIFY,
             Request::Attach(_) => admin::ATTACH,
+            Request::Ancestors(_) => admin::ANCESTORS,
             Request::Bitmap { .. } => admin::BITMAP,
             Request::Checksum { .. } => admin::CHECKSUM,
             Request::SetState { .. } => admin::SET_STATE,
@@ -191,15 +233,17 @@ impl Request {
     pub fn sent_bytes(opcode: AdminOpcode) -> Option<usize> {
         match opcode {
             admin::ATTACH => Some(ATTACH_BYTES),
+            admin::ANCESTORS => Some(ANCESTORS_BYTES),
             other => admin::ALL.contains(&other).then_some(0),
         }
     }
 
     /// The command, to namespace `nsid`, and what goes with it.
     #[must_use]
-    pub fn command(&self, cid: u16, nsid: u32) -> (Sqe, Option<Attach>) {
+    pub fn command(&self, cid: u16, nsid: u32) -> (Sqe, Option<Sent>) {
         let moved = match self {
             Request::Attach(_) => ATTACH_BYTES,
+            Request::Ancestors(_) => ANCESTORS_BYTES,
             other => other.reply_bytes(),
         };
         let opcode = self.opcode().0;
@@ -210,7 +254,8 @@ impl Request {
         };
         match *self {
             Request::Identify { asker } => set(0, &asker),
-            Request::Attach(attach) => data = Some(attach),
+            Request::Attach(attach) => data = Some(Sent::Attach(attach)),
+            Request::Ancestors(ancestors) => data = Some(Sent::Ancestors(ancestors)),
             Request::Bitmap { page: number } | Request::Promote { epoch: number } => {
                 set(0, &number.to_le_bytes());
             }
@@ -254,6 +299,10 @@ impl Request {
                 let attach = Attach::view(data).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
                 attach.check()?;
                 (Request::Attach(*attach), 0)
+            }
+            admin::ANCESTORS => {
+                let said = Ancestors::view(data).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
+                (Request::Ancestors(*said), 0)
             }
             admin::BITMAP => (Request::Bitmap { page: fields.u64(0) }, 8),
             admin::CHECKSUM => (fields.checksum()?, 16),
@@ -343,6 +392,7 @@ mod tests {
                     Request::Attach(Attach::new(a, b, c, d, e).of_size(size))
                 }
             ),
+            any::<[u64; ANCESTORS]>().prop_map(|said| Request::Ancestors(Ancestors::new(said))),
             any::<u64>().prop_map(|page| Request::Bitmap { page }),
             (0..u64::MAX - CHECK_BYTES, parts(), parts()).prop_map(|(offset, len, unit_bytes)| {
                 Request::Checksum { offset, len, unit_bytes }

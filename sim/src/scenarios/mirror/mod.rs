@@ -4,6 +4,8 @@
 //! of the other's sight makes it two. When both are one again, the line that was given up must have
 //! nothing that a host was promised, unless the operator gave it up.
 
+#[cfg(test)]
+mod broken;
 mod cluster;
 mod link;
 #[cfg(test)]
@@ -60,6 +62,14 @@ pub const GROW: Scenario = Scenario {
     run: |seed| steps::run(seed, &Kind { grows: true, ..Kind::default() }),
 };
 
+/// On disks that fail at random.
+pub const BROKEN: Scenario = Scenario {
+    name: "mirror-broken",
+    about: "a mirror of any mode on disks that fail reads, writes and flushes at random, or are \
+            full, under data, superblocks and logs",
+    run: |seed| steps::run(seed, &Kind::broken(seed)),
+};
+
 /// With two targets.
 pub const TWO: Scenario = Scenario {
     name: "mirror-two",
@@ -69,7 +79,7 @@ pub const TWO: Scenario = Scenario {
 };
 
 /// All of them.
-pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC, FAULTY, GROW, TWO];
+pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC, FAULTY, BROKEN, GROW, TWO];
 
 /// What is run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -81,6 +91,20 @@ struct Kind {
     faults: bool,
     /// Devices are made larger, and the volume with them.
     grows: bool,
+    /// They fail at random, all over.
+    broken: bool,
+}
+
+impl Kind {
+    fn broken(seed: u64) -> Kind {
+        let kind = Kind { faults: true, broken: true, ..Kind::default() };
+        match seed % 5 {
+            0 | 1 => kind,
+            2 => Kind { ack: Ack::Memory, ..kind },
+            3 => Kind { when_lost: WhenPeerLost::Strict, ..kind },
+            _ => Kind { mode: Mode::Async, ..kind },
+        }
+    }
 }
 
 /// Outcome of the seeds of one kind, for tests.
