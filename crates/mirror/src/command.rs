@@ -240,7 +240,8 @@ impl Mirror {
 
     /// True while hosts are served here.
     pub fn is_active(&self) -> bool {
-        self.0.lock().active
+        let state = self.0.lock();
+        state.successor.as_ref().map_or(state.active, Mirror::is_active)
     }
 
     /// True when the local leg has failed, and a peer carries the volume or nobody does.
@@ -258,9 +259,18 @@ impl Mirror {
         self.0.wait(|state| state.attached.is_none().then_some(())).await;
     }
 
-    /// Waits until the mirror begins or stops to serve hosts, and says which: for ANA states.
+    /// Waits until the mirror, or the one that has its replica now, begins or stops to serve hosts,
+    /// and says which: for ANA states.
     pub async fn activity_changed(&self, was: bool) -> bool {
-        self.0.wait(|state| (state.active != was).then_some(state.active)).await
+        let changed = self.0.wait(|state| match &state.successor {
+            Some(successor) => Some(Err(successor.clone())),
+            // On the way to it hosts wait.
+            None => (!state.moving && state.active != was).then_some(Ok(state.active)),
+        });
+        match changed.await {
+            Ok(active) => active,
+            Err(successor) => Box::pin(successor.activity_changed(was)).await,
+        }
     }
 
     /// The state towards a peer, as it is shown.

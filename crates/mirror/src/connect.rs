@@ -227,7 +227,9 @@ async fn lead(
         epoch: if promote { next } else { superblock.epoch },
         expected: peers.view.lineage.current,
         in_sync: amount.is_none(),
+        usable_bytes: superblock.shape.usable_bytes,
     };
+    // A target of another size takes ours over first, and is there again in a moment.
     order(&session, Request::Attach(attach)).await?;
     if promote {
         // Only now: the peer may have begun to serve meanwhile, and has refused then. From here on

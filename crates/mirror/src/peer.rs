@@ -200,6 +200,9 @@ pub struct Attach {
     pub expected: Generation,
     /// The decision was "in sync": forget old crashes, and what was left over of lineages.
     pub in_sync: bool,
+    /// Size of the volume at the source, in bytes; 0 when it does not matter. A target of another takes it over first, and
+    /// answers [`Refusal::NotNow`] until it has; [`Refusal::Range`] when it has no room for it.
+    pub usable_bytes: u64,
 }
 
 /// A reply.

@@ -11,12 +11,13 @@
 //! Names are the same on all nodes, made of the volume's NQN and the nodes' names: so two files with
 //! the roles swapped fit each other.
 
+mod grow;
 mod make;
 mod slot;
 #[cfg(test)]
 mod tests;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -71,14 +72,20 @@ pub(crate) struct Mirrored {
     links: Vec<Peer>,
     /// The volume's subsystem, that of its replica, and the names of the nodes as hosts.
     nqn: Nqn,
+    /// Its namespace there.
+    namespace_id: u32,
     replica_nqn: Nqn,
     own_host: Nqn,
     peer_hosts: Vec<Nqn>,
     leg: SharedDevice,
+    /// The device of the log, if it has one of its own, while the replica is open.
+    log: RefCell<Option<SharedDevice>>,
     slot: Arc<Slot>,
     target: RefCell<Option<Arc<Target>>>,
     caps: RefCell<Caps>,
     watch: RefCell<Option<AbortOnDrop<()>>>,
+    /// The mirror is being replaced by one of another size.
+    growing: Cell<bool>,
     /// One at a time makes the replica, or forgets it.
     making: Rc<Semaphore>,
 }
@@ -99,6 +106,7 @@ impl Mirrored {
         let mirror = volume.mirror().ok_or_else(|| failed("it has none".to_owned()))?;
         let subsystem = config.subsystems.iter().find(|one| one.namespaces.contains(&index));
         let named = |text: &str| Nqn::new(text).map_err(|error| failed(format!("{text}: {error}")));
+        let place = subsystem.and_then(|one| one.namespaces.iter().position(|at| *at == index));
         let nqn = named(subsystem.map_or("", |subsystem| &subsystem.nqn))?;
         let too_long = || failed(format!("{nqn} is too long to have `:replica` after it"));
         let replica_nqn = replication_nqn(&nqn).ok_or_else(too_long)?;
@@ -125,12 +133,15 @@ impl Mirrored {
             config: mirror.clone(),
             links,
             nqn,
+            namespace_id: place.map_or(1, |place| place as u32 + 1),
             replica_nqn,
             leg,
+            log: RefCell::default(),
             slot: Slot::new(usable),
             target: RefCell::default(),
             caps: RefCell::default(),
             watch: RefCell::default(),
+            growing: Cell::default(),
             making: Semaphore::new(1),
         })
     }
@@ -214,8 +225,10 @@ impl Mirrored {
             Err(error) => return Err(error.to_string()),
         };
         let log = make::open_log(&self.config, &superblock.shape).await?;
-        let replica =
-            Replica::open(self.leg.clone(), log).await.map_err(|error| error.to_string())?;
+        let replica = Replica::open(self.leg.clone(), log.clone())
+            .await
+            .map_err(|error| error.to_string())?;
+        *self.log.borrow_mut() = log;
         if let Some(lost) = replica.lost() {
             tracing::warn!(
                 "the log of volume `{}` was lost ({lost}): all is to be compared",
@@ -234,6 +247,20 @@ impl Mirrored {
     /// Has the mirror run on this replica: its leg is served to peers, and hosts are served when
     /// that is safe.
     async fn run(self: &Rc<Self>, replica: Replica) -> Result<(), String> {
+        let mirror = self.mirror_of(replica)?;
+        self.slot.set(Some(mirror.clone()));
+        let served = mirror.start().await.map_err(|error| error.to_string())?;
+        let role = mirror.status().role;
+        tracing::info!(volume = self.name, ?role, served, "the mirror runs");
+        self.follow(mirror, false);
+        Ok(())
+    }
+
+    /// A mirror of this replica, whose leg is served to peers.
+    fn mirror_of(&self, replica: Replica) -> Result<Mirror, String> {
+        if let Some(bytes) = self.log_room_bytes(&replica.superblock().shape) {
+            replica.set_log_room(bytes);
+        }
         let volume = replica.superblock().volume;
         let peers =
             (0..self.links.len()).map(|leg| self.peer_options(leg)).collect::<Result<_, _>>()?;
@@ -250,23 +277,24 @@ impl Mirrored {
             mirror.close();
             return Err(error.to_string());
         }
-        self.slot.set(Some(mirror.clone()));
-        let served = mirror.start().await.map_err(|error| error.to_string())?;
-        let role = mirror.status().role;
-        tracing::info!(volume = self.name, ?role, served, "the mirror runs");
-        let this = Rc::downgrade(self);
-        *self.watch.borrow_mut() = Some(
-            spawn(async move {
-                let mut active = false;
-                loop {
-                    active = mirror.activity_changed(active).await;
-                    let Some(this) = this.upgrade() else { return };
-                    this.set_access(active);
-                }
-            })
-            .abort_on_drop(),
-        );
-        Ok(())
+        Ok(mirror)
+    }
+
+    /// Has what hosts are told follow the mirror, which they were told is `active`; and its size
+    /// that of its source.
+    fn follow(self: &Rc<Self>, mirror: Mirror, mut active: bool) {
+        let access = Rc::downgrade(self);
+        let size = access.clone();
+        let sized = mirror.clone();
+        let watch = async move {
+            let resizes = spawn(grow::follow_source(size, sized)).abort_on_drop();
+            loop {
+                active = mirror.activity_changed(active).await;
+                let Some(this) = access.upgrade() else { return drop(resizes) };
+                this.set_access(active);
+            }
+        };
+        *self.watch.borrow_mut() = Some(spawn(watch).abort_on_drop());
     }
 
     /// What hosts are told of the way to the volume by this node (Base 8.1.1): it can be used, or

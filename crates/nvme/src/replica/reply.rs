@@ -41,7 +41,11 @@ wire! {
         /// that they do not know.
         224 => pub codecs: u8,
         #[doc(hidden)]
-        225 => _reserved225: [u8; 287],
+        225 => _reserved225: [u8; 7],
+        /// The largest size that it could take over, in bytes; 0 when it is not said: no other.
+        232 => pub room_bytes: U64,
+        #[doc(hidden)]
+        240 => _reserved240: [u8; 272],
     }
 }
 
