@@ -4,6 +4,7 @@
 //! What happens comes when the load has recorded a number of acknowledgements, never after a time.
 //! `FLAGSTONE_MIRROR_ROUNDS` sets how often, `FLAGSTONE_MIRROR_SEED` what.
 
+use flagstone_tests::load::Load;
 use flagstone_tests::mirror::{Pair, Setup};
 use flagstone_tests::mirror_events::{Clock, EVENTS, Event, LINK_EVENTS, LOSSLESS_EVENTS, rounds};
 use flagstone_tests::rng::Rng;
@@ -185,20 +186,20 @@ fn resize_during_activity() {
     Load::start_verified(&pair.both_paths(), line, &whole).wait().assert_complete();
     pair.order(1, "switchover", &[]);
     pair.wait_for(1, "mirroring");
-    assert_kept(&pair, 1, "whole");
-    assert_equal_legs(&pair, 1);
+    pair.assert_kept(1, "whole");
+    pair.assert_equal_legs(1);
     // And once more from the other side, whose device is larger.
     enlarge(&pair, 0, 4 * SIZE_BYTES);
     pair.order(1, "grow", &[]);
     pair.wait_for(1, "mirroring");
     assert!(size_of(&pair, 1) > after);
     assert_eq!(size_of(&pair, 0), size_of(&pair, 1));
-    assert_kept(&pair, 1, "whole");
-    assert_equal_legs(&pair, 1);
+    pair.assert_kept(1, "whole");
+    pair.assert_equal_legs(1);
     for node in [0, 1] {
         assert!(pair.node(node).terminate().success());
         pair.node(node).restart();
     }
     let source = pair.source();
-    assert_kept(&pair, source, "whole");
+    pair.assert_kept(source, "whole");
 }
