@@ -80,14 +80,15 @@ pub const TARGET_EVENTS: [Event; 11] = [
 ];
 
 /// Those that lose nothing of an asynchronous mirror: nobody takes over from a source that is lost.
-pub const LOSSLESS_EVENTS: [Event; 13] = [
+/// Nor does that one come back out of the target's sight: it may not have noticed that the link was
+/// cut before it died, and then serves when it has asked the target.
+pub const LOSSLESS_EVENTS: [Event; 12] = [
     Event::Cut,
     Event::CutFromSource,
     Event::CutFromTarget,
     Event::Unplugged,
     Event::Slow,
     Event::Flaps,
-    Event::CutSourceRestarts,
     Event::CutTargetRestarts,
     Event::CutSwitchover,
     Event::TargetDies,

@@ -67,7 +67,7 @@ fn a_mirror_survives_a_link_that_is_cut() {
 /// The same of an asynchronous mirror, as long as no source is lost for good.
 #[test]
 fn an_asynchronous_mirror_survives_a_link_that_is_cut() {
-    let options = "mode = \"async\", queue = \"4MiB\"";
+    let options = "mode = \"async\", queue = \"32MiB\"";
     let setup = Setup { size_bytes: SIZE_BYTES, options, ..Setup::default() };
     let Some(pair) = Pair::linked("an asynchronous link that is cut", setup) else { return };
     survives(pair, &LOSSLESS_EVENTS, "", 5);
