@@ -1,7 +1,8 @@
 # What the Linux kernel's native multipath does with a volume that two nodes mirror, while the role
-# goes from one to the other. Needs ADDRESS, PORTS (of node 0 and node 1), NQN, and a host that
+# goes from one to the other. Needs ADDRESSES and PORTS (of node 0 and node 1), NQN, and a host that
 # answers: switchover (to the node that is not the source), die (the source is killed, and the other
-# made the source), return (it comes back, and both are in sync).
+# made the source), return (it comes back, and both are in sync). With LINKED=yes the host can cut
+# the link between the nodes too: cut, cut-one-way, unplug, heal.
 
 has_multipath() {
     [ "$(cat /sys/module/nvme_core/parameters/multipath)" = Y ]
@@ -9,7 +10,9 @@ has_multipath() {
 
 # connect PORT
 connect() {
-    nvme connect -t tcp -a "$ADDRESS" -s "$1" -n "$NQN" \
+    address=${ADDRESSES% *}
+    [ "$1" = "${PORTS% *}" ] || address=${ADDRESSES#* }
+    nvme connect -t tcp -a "$address" -s "$1" -n "$NQN" \
         --nr-io-queues=2 --reconnect-delay=1 --ctrl-loss-tmo=300 --keep-alive-tmo=5
 }
 # Paths are hidden devices, nvmeScCnN, of controller C.
@@ -102,6 +105,28 @@ failover() {
     wait $load
 }
 
+# The nodes lose each other: hosts of the source go on, and the role goes over when both are in sync
+# again.
+cuts() {
+    source=${PORTS% *}
+    target=${PORTS#* }
+    verify_fio --rw=randwrite --bssplit=4k/60:64k/40 --size=48m --iodepth=16 --rate_iops=300 &
+    load=$!
+    for how in cut cut-one-way unplug; do
+        more 50
+        ask $how
+        more 100
+        ask heal
+        more 50
+        ask switchover
+        swap
+        eventually is_active "$source"
+        eventually are_paths "inaccessible optimized"
+    done
+    more 20
+    wait $load
+}
+
 no_errors() {
     dmesg >/tmp/dmesg
     # To wait for a path is right ("requeuing I/O"), to give up is not.
@@ -115,5 +140,6 @@ disconnect() {
 step both-paths both_paths
 step switchovers switchovers
 step failover failover
+[ -z "$LINKED" ] || step cuts cuts
 step no-errors no_errors
 step disconnect disconnect

@@ -17,6 +17,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::place::Place;
 use crate::scratch::Scratch;
 use crate::tools;
 
@@ -184,6 +185,19 @@ fn show(text: &mut String, log: &Path) {
 pub fn run(
     image: &Image,
     script: &Script<'_>,
+    answer: impl FnMut(&str) -> Result<(), String>,
+) -> Report {
+    run_at(&Place::default(), image, script, answer)
+}
+
+/// The same of a guest whose network is that of a place.
+///
+/// # Panics
+/// If QEMU cannot be started.
+pub fn run_at(
+    place: &Place,
+    image: &Image,
+    script: &Script<'_>,
     mut answer: impl FnMut(&str) -> Result<(), String>,
 ) -> Report {
     let started = Instant::now();
@@ -191,7 +205,7 @@ pub fn run(
     let share = scratch.join("share");
     let console = scratch.join("console.log");
     fill_share(&share, script);
-    let mut machine = Machine::start(image, script, &share, &console);
+    let mut machine = Machine::start(place, image, script, &share, &console);
     let mut report = Report {
         steps: Vec::new(),
         booted: None,
@@ -291,10 +305,16 @@ struct Machine {
 }
 
 impl Machine {
-    fn start(image: &Image, script: &Script<'_>, share: &Path, console: &Path) -> Self {
+    fn start(
+        place: &Place,
+        image: &Image,
+        script: &Script<'_>,
+        share: &Path,
+        console: &Path,
+    ) -> Self {
         let errors = File::create(share.with_file_name("qemu.log")).expect("a log can be made");
         let program = tools::find("qemu-system-x86_64").expect("Image::build found it");
-        let mut child = qemu(program, image, script, share, console)
+        let mut child = qemu(place.command(&program), image, script, share, console)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(errors)
@@ -334,13 +354,12 @@ impl Drop for Machine {
 /// The machine: two emulated cores, the network, the share, the console to a file (ttyS0) and
 /// the control line on QEMU's own standard input and output (ttyS1).
 fn qemu(
-    program: PathBuf,
+    mut command: Command,
     image: &Image,
     script: &Script<'_>,
     share: &Path,
     console: &Path,
 ) -> Command {
-    let mut command = Command::new(program);
     command
         .args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"])
         .args(["-m", &MEMORY_MIB.to_string(), "-nodefaults", "-display", "none", "-no-reboot"])

@@ -3,7 +3,9 @@
 //! - [`server`] runs `flagstone serve` on free ports, kills and restarts it.
 //! - [`http`] asks its API, without any client of ours.
 //! - [`load`] runs `flagstone load`, whose verified loads are the judge of what was promised.
-//! - [`mirror`] runs two servers that mirror a volume.
+//! - [`mirror`] runs two servers that mirror a volume, [`mirror_events`] lets things happen to them;
+//!   [`network`] lets the link between them be cut.
+//! - [`place`] runs programs with networks and mounts of their own.
 //! - [`process`] reads what `/proc` tells of a process; [`rng`] makes random choices repeatable.
 //! - [`guest`] boots a Linux kernel under QEMU, whose NVMe/TCP host then uses the server.
 //! - [`tools`] runs other programs, and skips a test, visibly, where one is missing.
@@ -21,6 +23,9 @@ pub mod guest;
 pub mod http;
 pub mod load;
 pub mod mirror;
+pub mod mirror_events;
+pub mod network;
+pub mod place;
 pub mod process;
 pub mod rng;
 pub mod scratch;

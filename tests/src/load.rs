@@ -3,13 +3,14 @@
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::place::Place;
 use crate::process::until;
 use crate::scratch::Scratch;
 use crate::server::binary;
@@ -49,7 +50,7 @@ impl Load {
     /// # Panics
     /// If the program cannot be started.
     pub fn start(target: &str, line: &str) -> Self {
-        Self::start_with(target, line, None)
+        Self::start_at(&Place::default(), target, line, None)
     }
 
     /// Like [`Load::start`], verified, with the verified state kept in, or taken from, `state`.
@@ -57,13 +58,17 @@ impl Load {
     /// # Panics
     /// If the program cannot be started.
     pub fn start_verified(target: &str, line: &str, state: &Path) -> Self {
-        Self::start_with(target, line, Some(state))
+        Self::start_at(&Place::default(), target, line, Some(state))
     }
 
-    fn start_with(target: &str, line: &str, state: Option<&Path>) -> Self {
+    /// Like [`Load::start`], at a place of its own; verified if there is a `state`.
+    ///
+    /// # Panics
+    /// If the program cannot be started.
+    pub fn start_at(place: &Place, target: &str, line: &str, state: Option<&Path>) -> Self {
         let scratch = Scratch::new();
         let log = File::create(scratch.join("load.log")).expect("a log can be made");
-        let mut command = Command::new(binary());
+        let mut command = place.command(binary());
         command.args(["load", target, "--json"]).args(line.split_whitespace());
         if let Some(state) = state {
             command.arg("--verify").arg("--verify-state").arg(state);
@@ -84,6 +89,12 @@ impl Load {
             let _ = sender.send(text);
         });
         Self { child, output, what, scratch }
+    }
+
+    /// Records in the verified state that the load keeps in `state`, so far.
+    pub fn records_now(state: &Path) -> u64 {
+        let bytes = fs::metadata(state).map_or(0, |file| file.len());
+        bytes.saturating_sub(STATE_HEADER_BYTES) / STATE_RECORD_BYTES
     }
 
     /// Waits until the verified state that the load keeps in `state` has `records` records.

@@ -1,27 +1,60 @@
 //! Two nodes that mirror a volume, as processes of this machine.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::load::Load;
+use crate::network::{HOST_PORTS, HOSTS, LINK, Network};
+use crate::place::Place;
 use crate::process::until;
 use crate::scratch::Scratch;
 use crate::server::{NQN_PREFIX, Server, binary};
+use crate::tools;
 
 /// The volume's name.
 pub const VOLUME: &str = "db";
 
 const NAMES: [&str; 2] = ["node-a", "node-b"];
 
+/// What two nodes are made of.
+#[derive(Debug, Default)]
+pub struct Setup<'a> {
+    /// Size of the files that they mirror.
+    pub size_bytes: u64,
+    /// In the table of the mirror, such as `mode = "async"`.
+    pub options: &'a str,
+    /// What parts them; they are on this machine's loopback without.
+    pub network: Option<Network>,
+    /// A file system with little room that one of them uses; it needs a network.
+    pub small: Option<Small>,
+}
+
+/// A file system with little room.
+#[derive(Clone, Copy, Debug)]
+pub struct Small {
+    /// The node that uses it.
+    pub node: usize,
+    /// For the log, rather than for the data.
+    pub log: bool,
+    /// All that fits in.
+    pub room_bytes: u64,
+}
+
 /// Two nodes; what they are made of goes with them.
 #[derive(Debug)]
 pub struct Pair {
     nodes: [Server; 2],
-    ports: [u16; 2],
+    /// Where hosts reach them.
+    hosts: [String; 2],
+    disks: [PathBuf; 2],
+    small: Option<Small>,
     scratch: Scratch,
+    /// After the nodes: they end first.
+    network: Option<Network>,
 }
 
 impl Pair {
@@ -31,26 +64,68 @@ impl Pair {
     /// # Panics
     /// If one does not come to serve.
     pub fn start(size_bytes: u64, options: &str) -> Pair {
+        Pair::set_up(Setup { size_bytes, options, ..Setup::default() })
+    }
+
+    /// The same of a setup.
+    ///
+    /// # Panics
+    /// If one does not come to serve.
+    pub fn set_up(setup: Setup<'_>) -> Pair {
+        let Setup { size_bytes, options, network, small } = setup;
         let scratch = Scratch::new();
-        let free = |_| TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        let ports = [0, 1].map(free).map(|listener| listener.local_addr().expect("bound").port());
+        let place = |node: usize| network.as_ref().map(|network| network.node(node).clone());
+        let places = [0, 1].map(|node| place(node).unwrap_or_default());
+        let (links, hosts) = match network {
+            Some(_) => (
+                LINK.map(|address| format!("{address}:4420")),
+                [0, 1].map(|node| format!("{}:{}", HOSTS[node], HOST_PORTS[node])),
+            ),
+            None => {
+                let free = || TcpListener::bind("127.0.0.1:0").expect("a port is free");
+                // Both at a time: they are not the same.
+                let ports = [free(), free()].map(|port| port.local_addr().expect("bound").port());
+                let addresses = ports.map(|port| format!("127.0.0.1:{port}"));
+                (addresses.clone(), addresses)
+            }
+        };
+        let disks = [0, 1].map(|node| match small {
+            Some(small) if small.node == node && !small.log => {
+                let disk = small_folder(&scratch, &places[node], small).join("disk");
+                let size = size_bytes.to_string();
+                places[node].run("truncate", &["-s", &size, disk.to_str().expect("UTF-8")]);
+                disk
+            }
+            _ => scratch.disk(&format!("{}.disk", NAMES[node]), size_bytes),
+        });
         let nodes = [0, 1].map(|index| {
             let (node, peer) = (NAMES[index], NAMES[1 - index]);
-            let disk = scratch.disk(&format!("{node}.disk"), size_bytes);
-            let (log, others) = (scratch.join(&format!("{node}.intent")), ports[1 - index]);
+            let (disk, others) = (&disks[index], &links[1 - index]);
+            let log = match small {
+                Some(small) if small.node == index && small.log => {
+                    small_folder(&scratch, &places[index], small).join("intent")
+                }
+                _ => scratch.join(&format!("{node}.intent")),
+            };
             let comma = if options.is_empty() { "" } else { ", " };
             let text = format!(
-                "[server]\nnode = \"{node}\"\n[peer.{peer}]\naddress = \"127.0.0.1:{others}\"\n\
+                "[server]\nnode = \"{node}\"\n[peer.{peer}]\naddress = \"{others}\"\n\
                  timeout = \"1s\"\n[volume.{VOLUME}]\nmirror = {{ peer = \"{peer}\", \
                  bitmap = {log:?}{comma}{options} }}\ndevice = {disk:?}\n"
             );
             let file = scratch.join(&format!("{node}.toml"));
             std::fs::write(&file, text).expect("a configuration can be written");
-            let listen = format!("nvme-tcp://127.0.0.1:{}", ports[index]);
+            let mut listen = vec![format!("nvme-tcp://{}", hosts[index])];
+            if links[index] != hosts[index] {
+                listen.push(format!("nvme-tcp://{}", links[index]));
+            }
+            let host = hosts[index].split(':').next().unwrap_or_default();
+            listen.push(format!("nbd://{host}:0"));
+            let listen: Vec<&str> = listen.iter().map(String::as_str).collect();
             let file = file.to_str().expect("temporary paths are UTF-8");
-            Server::start_with(&[], &[&listen], &[file])
+            Server::start_at(&places[index], &[], &listen, &[file])
         });
-        Pair { nodes, ports, scratch }
+        Pair { nodes, hosts, disks, small, scratch, network }
     }
 
     /// The same, mirrored and in sync: node 0 is the source.
@@ -58,11 +133,31 @@ impl Pair {
     /// # Panics
     /// If it does not come to that.
     pub fn in_sync(size_bytes: u64, options: &str) -> Pair {
-        let pair = Pair::start(size_bytes, options);
-        pair.order(0, "create", &["--source"]);
-        pair.order(1, "create", &["--target"]);
-        pair.wait_for(0, "mirroring");
-        pair
+        Pair::set_up(Setup { size_bytes, options, ..Setup::default() }).synchronised()
+    }
+
+    /// The same with a link that can be cut; none, and `test` is said to be skipped, where networks
+    /// cannot be made.
+    ///
+    /// # Panics
+    /// If it does not come to that.
+    pub fn linked(test: &str, setup: Setup<'_>) -> Option<Pair> {
+        match Network::make() {
+            Ok(network) => {
+                Some(Pair::set_up(Setup { network: Some(network), ..setup }).synchronised())
+            }
+            Err(reason) => {
+                tools::unable(test, &format!("networks cannot be made here: {reason}"));
+                None
+            }
+        }
+    }
+
+    fn synchronised(self) -> Pair {
+        self.order(0, "create", &["--source"]);
+        self.order(1, "create", &["--target"]);
+        self.wait_for(0, "mirroring");
+        self
     }
 
     /// A node.
@@ -70,15 +165,74 @@ impl Pair {
         &mut self.nodes[node]
     }
 
+    /// A node's name.
+    pub fn name(&self, node: usize) -> &'static str {
+        NAMES[node]
+    }
+
+    /// Whether they have a link that can be cut.
+    pub fn is_linked(&self) -> bool {
+        self.network.is_some()
+    }
+
+    /// The network that parts them.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn network(&self) -> &Network {
+        self.network.as_ref().expect("it was set up with a network")
+    }
+
+    /// Gives the small file system more room, or less.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn make_room(&self, room_bytes: u64) {
+        let small = self.small.expect("it was set up with a small file system");
+        let folder = self.scratch.join("small");
+        let line = ["-o", &format!("remount,size={room_bytes}"), folder.to_str().expect("UTF-8")];
+        self.network().node(small.node).run("mount", &line);
+    }
+
+    /// Takes all room that is left in the small file system.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn fill_small(&self) {
+        let small = self.small.expect("it was set up with a small file system");
+        let filler = self.scratch.join("small").join("filler");
+        let of = format!("of={}", filler.display());
+        let line = ["if=/dev/zero", &of, "bs=4k", "status=none"];
+        let full = self.network().node(small.node).try_run("dd", &line);
+        assert!(full.is_err_and(|said| said.contains("No space")), "it is full");
+    }
+
     /// The volume as a host reaches it by both nodes.
     pub fn both_paths(&self) -> String {
-        let [a, b] = self.ports;
-        format!("nvme-tcp://127.0.0.1:{a},127.0.0.1:{b}/{NQN_PREFIX}{VOLUME}")
+        format!("nvme-tcp://{}/{NQN_PREFIX}{VOLUME}", self.hosts.join(","))
+    }
+
+    /// Where hosts reach a node, as address and port.
+    pub fn host_address(&self, node: usize) -> (&str, &str) {
+        self.hosts[node].split_once(':').expect("an address and a port")
     }
 
     /// The same by one.
     pub fn path(&self, node: usize) -> String {
         self.nodes[node].nvme_uri(VOLUME)
+    }
+
+    /// A verified load, from where hosts are.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn load(&self, target: &str, line: &str, state: &Path) -> Load {
+        Load::start_at(&self.host(), target, line, Some(state))
+    }
+
+    /// Where programs of hosts run.
+    pub fn host(&self) -> Place {
+        self.network.as_ref().map_or_else(Place::default, |network| network.host().clone())
     }
 
     /// A file of this test's own.
@@ -116,20 +270,12 @@ impl Pair {
         })
     }
 
-    /// Makes a node the source, once it has noticed that the source is gone.
+    /// Makes a node the source, whose source is gone or silent: it waits until it has noticed.
     ///
     /// # Panics
-    /// If it is refused for good.
+    /// If it is refused.
     pub fn fail_over_to(&self, node: usize) {
-        let mut said = String::new();
-        let done = || match self.try_order(node, "failover", &["--yes"]) {
-            Ok(_) => true,
-            Err(error) => {
-                said = error;
-                false
-            }
-        };
-        until("the failover is carried out", done, || self.nodes[node].output());
+        self.order(node, "failover", &["--yes"]);
     }
 
     /// What a node says of the mirror.
@@ -182,4 +328,72 @@ impl Pair {
         let pid = Pid::from_raw(self.nodes[node].pid() as i32).expect("a process has a number");
         kill_process(pid, signal).expect("a child that was not waited for can be signalled");
     }
+
+    /// Compares the legs while hosts go on: they hold the same.
+    ///
+    /// # Panics
+    /// If they do not.
+    #[track_caller]
+    pub fn assert_equal_legs(&self, source: usize) {
+        self.wait_for(source, "mirroring");
+        self.order(source, "verify", &[]);
+        let mut verify = Value::Null;
+        let ended = || {
+            verify = self.status(source)["verify"].clone();
+            verify["running"] == false
+        };
+        until("the verify has ended", ended, || self.nodes[source].output());
+        assert_eq!(verify["error"], Value::Null, "{verify:#}");
+        assert_eq!(verify["differing_bytes"], 0, "{verify:#}");
+        let size = self.status(source)["replica"]["size_bytes"].as_u64();
+        assert!(size > Some(0), "{verify:#}");
+        assert_eq!(verify["compared_bytes"].as_u64(), size, "{verify:#}");
+    }
+
+    /// Stops both in order, the source first, and compares what they left on their disks.
+    ///
+    /// # Panics
+    /// If one does not end well, or they differ.
+    pub fn end(mut self, source: usize) {
+        self.wait_for(source, "mirroring");
+        let size = self.status(source)["replica"]["size_bytes"].as_u64().expect("a size");
+        for node in [source, 1 - source] {
+            let status = self.nodes[node].terminate();
+            assert!(status.success(), "{status}\n{}", self.nodes[node].output());
+        }
+        // Where both can be seen: one may lie in a file system of its node's own.
+        let place = match (&self.network, self.small) {
+            (Some(network), Some(small)) => network.node(small.node).clone(),
+            _ => Place::default(),
+        };
+        let [a, b] = self.disks.each_ref().map(|disk| disk.to_str().expect("UTF-8"));
+        place.run("cmp", &["-n", &size.to_string(), a, b]);
+    }
+
+    /// All that a load was promised, as its state tells, is what a node serves.
+    ///
+    /// # Panics
+    /// If it is not.
+    #[track_caller]
+    pub fn assert_kept(&self, node: usize, state: &str) {
+        let line = "--rw randread --depth 4 --bs 64k --after-crash client";
+        let ended = self.load(&self.path(node), line, &self.file(state)).wait();
+        assert_eq!(ended.code, Some(0), "{}\n{:#}", ended.log, ended.results);
+        let verify = &ended.results["verify"];
+        assert_eq!(
+            (&verify["violations"], &verify["read_back"]),
+            (&0.into(), &true.into()),
+            "{verify:#}"
+        );
+        assert!(verify["blocks_checked"].as_u64() > Some(0), "{verify:#}");
+    }
+}
+
+fn small_folder(scratch: &Scratch, place: &Place, small: Small) -> PathBuf {
+    let folder = scratch.join("small");
+    std::fs::create_dir(&folder).expect("a folder can be made");
+    let size = format!("size={}", small.room_bytes);
+    let path = folder.to_str().expect("temporary paths are UTF-8");
+    place.run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs", path]);
+    folder
 }

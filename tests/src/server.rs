@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::place::Place;
 use crate::process::descriptors;
 use crate::scratch::Scratch;
 use crate::wire;
@@ -81,6 +82,7 @@ pub struct Server {
     listening: Vec<String>,
     /// Further arguments, such as `--cores 2`.
     arguments: Vec<String>,
+    place: Place,
     scratch: Scratch,
 }
 
@@ -107,12 +109,26 @@ impl Server {
     /// # Panics
     /// If it does not come to serve, with what it printed.
     pub fn start_with(volumes: &[&str], listeners: &[&str], arguments: &[&str]) -> Self {
+        Self::start_at(&Place::default(), volumes, listeners, arguments)
+    }
+
+    /// Like [`Server::start_with`], at a place of its own.
+    ///
+    /// # Panics
+    /// If it does not come to serve, with what it printed.
+    pub fn start_at(
+        place: &Place,
+        volumes: &[&str],
+        listeners: &[&str],
+        arguments: &[&str],
+    ) -> Self {
         let owned = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
         let (volumes, listening) = (owned(volumes), owned(listeners));
         let (arguments, scratch) = (owned(arguments), Scratch::new());
-        let (child, lines) = spawn(&volumes, &listening, &arguments, &scratch);
-        let printed = Vec::new();
-        let mut server = Self { child, lines, printed, volumes, listening, arguments, scratch };
+        let (child, lines) = spawn(place, &volumes, &listening, &arguments, &scratch);
+        let (printed, place) = (Vec::new(), place.clone());
+        let mut server =
+            Self { child, lines, printed, volumes, listening, arguments, place, scratch };
         server.wait_until_serving();
         server
     }
@@ -221,7 +237,8 @@ impl Server {
     pub fn restart(&mut self) {
         self.kill();
         let before = self.listening.clone();
-        (self.child, self.lines) = spawn(&self.volumes, &before, &self.arguments, &self.scratch);
+        let (place, scratch) = (&self.place, &self.scratch);
+        (self.child, self.lines) = spawn(place, &self.volumes, &before, &self.arguments, scratch);
         self.wait_until_serving();
         assert_eq!(self.listening, before, "the same addresses as before");
     }
@@ -286,6 +303,7 @@ fn api_path(scratch: &Scratch) -> PathBuf {
 /// Starts the program; its standard output comes line by line, its log is appended to a file of
 /// `scratch`, where its API's socket is too.
 fn spawn(
+    place: &Place,
     volumes: &[String],
     listeners: &[String],
     arguments: &[String],
@@ -293,7 +311,7 @@ fn spawn(
 ) -> (Child, Receiver<String>) {
     let log = log_path(scratch);
     let log = OpenOptions::new().create(true).append(true).open(log).expect("a log can be opened");
-    let mut command = Command::new(binary());
+    let mut command = place.command(binary());
     command.arg("serve");
     for volume in volumes {
         command.args(["--volume", volume]);

@@ -23,6 +23,12 @@ pub fn skip(test: &str, reason: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
 }
 
+/// The same where the machine does not allow what the test needs, such as networks of its own, so
+/// that nothing can be installed for it: it never fails the test.
+pub fn unable(test: &str, reason: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
+}
+
 /// Where `program` is, looked for in `PATH` and then where system programs live, which is not in
 /// every user's `PATH`.
 pub fn find(program: &str) -> Option<PathBuf> {

@@ -5,8 +5,7 @@
 //! of a volume that two nodes mirror are in `tests/guest/multipath.sh`.
 
 use flagstone_tests::guest::{self, HOST_ADDRESS, Image, Script};
-use flagstone_tests::mirror::{Pair, VOLUME};
-use flagstone_tests::process::until;
+use flagstone_tests::mirror::{Pair, Setup, VOLUME};
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::{NQN_PREFIX, Server};
 use flagstone_tests::tools;
@@ -55,19 +54,26 @@ fn linux_multipath_follows_a_mirrored_volume() {
         Ok(image) => image,
         Err(reason) => return tools::skip("the Linux kernel's multipath", &reason),
     };
-    let mut pair = Pair::in_sync(SIZE_BYTES, "");
-    let ports = [0, 1].map(|node| pair.node(node).port("nvme-tcp").to_string());
+    let setup = Setup { size_bytes: SIZE_BYTES, ..Setup::default() };
+    let pair = Pair::linked("cut links under the Linux kernel's multipath", setup);
+    let mut pair = pair.unwrap_or_else(|| Pair::in_sync(SIZE_BYTES, ""));
+    let linked = pair.is_linked();
+    // This machine's loopback is not the guest's.
+    let address = |node| if linked { pair.host_address(node).0 } else { HOST_ADDRESS };
+    let addresses = [0, 1].map(address).join(" ");
+    let ports = [0, 1].map(|node| pair.host_address(node).1).join(" ");
     let script = Script {
         files: &["host.sh", "multipath.sh"],
         variables: &[
-            ("ADDRESS", HOST_ADDRESS),
-            ("PORTS", &ports.join(" ")),
+            ("ADDRESSES", &addresses),
+            ("PORTS", &ports),
+            ("LINKED", if linked { "yes" } else { "" }),
             ("NQN", &format!("{NQN_PREFIX}{VOLUME}")),
         ],
         kernel_arguments: "nvme_core.multipath=Y",
     };
     let mut source = 0;
-    let report = guest::run(&image, &script, |request| {
+    let report = guest::run_at(&pair.host(), &image, &script, |request| {
         let target = 1 - source;
         match request {
             "switchover" => {
@@ -78,13 +84,18 @@ fn linux_multipath_follows_a_mirrored_volume() {
             "die" => {
                 pair.wait_for(source, "mirroring");
                 pair.node(source).kill();
-                // Refused until the target has noticed.
-                let promoted = || pair.try_order(target, "failover", &["--yes"]).is_ok();
-                until("the target is the source", promoted, || "it refuses".into());
+                pair.fail_over_to(target);
                 source = target;
             }
             "return" => {
                 pair.node(target).restart();
+                pair.wait_for(source, "mirroring");
+            }
+            "cut" => [0, 1].iter().for_each(|node| pair.network().cut(*node)),
+            "cut-one-way" => pair.network().cut(source),
+            "unplug" => pair.network().unplug(target),
+            "heal" => {
+                pair.network().heal();
                 pair.wait_for(source, "mirroring");
             }
             _ => return Err("no such request".into()),
@@ -93,10 +104,7 @@ fn linux_multipath_follows_a_mirrored_volume() {
     });
     println!("{}", report.summary());
     report.assert_passed();
-    for node in [source, 1 - source] {
-        let status = pair.node(node).terminate();
-        assert!(status.success(), "after a clean stop: {status}\n{}", pair.node(node).output());
-    }
+    pair.end(source);
 }
 
 /// The scenario must ask of a target no more than Linux's own gives: if this fails, the scenario

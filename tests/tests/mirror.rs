@@ -4,157 +4,83 @@
 //! What happens comes when the load has recorded a number of acknowledgements, never after a time.
 //! `FLAGSTONE_MIRROR_ROUNDS` sets how often, `FLAGSTONE_MIRROR_SEED` what.
 
-use flagstone_tests::load::Load;
-use flagstone_tests::mirror::Pair;
+use flagstone_tests::mirror::{Pair, Setup};
+use flagstone_tests::mirror_events::{Clock, EVENTS, Event, LINK_EVENTS, LOSSLESS_EVENTS, rounds};
 use flagstone_tests::rng::Rng;
-use serde_json::Value;
 
 const SIZE_BYTES: u64 = 32 << 20;
 
 /// Writes between two events, on average.
 const WRITES: u64 = 500;
 
-fn rounds() -> u64 {
-    let text = std::env::var("FLAGSTONE_MIRROR_ROUNDS").unwrap_or_else(|_| "12".into());
-    text.parse().expect("FLAGSTONE_MIRROR_ROUNDS is a number")
-}
-
-/// Both legs hold the same.
-fn assert_equal_legs(pair: &Pair, source: usize) {
-    pair.wait_for(source, "mirroring");
-    pair.order(source, "verify", &[]);
-    let verify = loop {
-        let status = pair.status(source);
-        if status["verify"]["running"] == false {
-            break status["verify"].clone();
-        }
-    };
-    assert_eq!(verify["error"], Value::Null, "{verify:#}");
-    assert_eq!(verify["differing_bytes"], 0, "{verify:#}");
-    assert!(verify["compared_bytes"].as_u64() > Some(SIZE_BYTES / 2), "{verify:#}");
-}
-
-/// All that a load was promised, as its state tells, is what a node serves.
-fn assert_kept(pair: &Pair, node: usize, state: &str) {
-    let line = "--rw randread --depth 4 --bs 64k --after-crash client";
-    let ended = Load::start_verified(&pair.path(node), line, &pair.file(state)).wait();
-    assert_eq!(ended.code, Some(0), "{}\n{:#}", ended.log, ended.results);
-    let verify = &ended.results["verify"];
-    assert_eq!(
-        (&verify["violations"], &verify["read_back"]),
-        (&0.into(), &true.into()),
-        "{verify:#}"
-    );
-    assert!(verify["blocks_checked"].as_u64() > Some(0), "{verify:#}");
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Event {
-    /// The source dies, the target is made the source, the dead one comes back.
-    SourceDies,
-    TargetDies,
-    BothDie,
-    Switchover,
-    TargetStalls,
-    Pause,
-}
-
-const EVENTS: [Event; 6] = [
-    Event::SourceDies,
-    Event::TargetDies,
-    Event::Switchover,
-    Event::TargetStalls,
-    Event::BothDie,
-    Event::Pause,
-];
-
-/// Lets an event happen; gives who is the source afterwards. `later` waits for some more writes.
-fn happen(pair: &mut Pair, event: Event, source: usize, mut later: impl FnMut(&Pair)) -> usize {
-    let target = 1 - source;
-    match event {
-        Event::SourceDies => {
-            pair.node(source).kill();
-            pair.fail_over_to(target);
-            later(pair);
-            pair.node(source).restart();
-            target
-        }
-        Event::TargetDies => {
-            pair.node(target).kill();
-            later(pair);
-            pair.node(target).restart();
-            source
-        }
-        Event::BothDie => {
-            pair.node(source).kill();
-            pair.node(target).kill();
-            pair.node(target).restart();
-            pair.node(source).restart();
-            source
-        }
-        Event::Switchover => {
-            pair.order(target, "switchover", &[]);
-            target
-        }
-        Event::TargetStalls => {
-            pair.stall(target, true);
-            later(pair);
-            pair.stall(target, false);
-            source
-        }
-        Event::Pause => {
-            pair.order(source, "pause", &[]);
-            later(pair);
-            pair.order(source, "continue", &[]);
-            source
-        }
-    }
-}
-
-/// A host that writes by both paths sees no error, and reads what it wrote, whatever happens.
-fn survives(options: &str, line: &str, seed: u64) {
-    let mut pair = Pair::in_sync(SIZE_BYTES, options);
-    let (rounds, mut rng) = (rounds(), Rng::from_env("FLAGSTONE_MIRROR_SEED", seed));
+/// A host that writes by both paths sees no error, and reads what it wrote, whatever happens, and
+/// both nodes hold the same after each event.
+fn survives(mut pair: Pair, events: &[Event], line: &str, seed: u64) {
+    let (rounds, mut rng) = (rounds(events.len()), Rng::from_env("FLAGSTONE_MIRROR_SEED", seed));
     let state = pair.file("state");
-    let writes = 3 * (rounds + 1) * WRITES;
-    let line = format!("--rw randwrite --depth 8 --size 16MiB --ios {writes} {line}");
-    let mut load = Load::start_verified(&pair.both_paths(), &line, &state);
-    let (mut source, mut awaited) = (0, 0);
+    // It goes on while nodes come together again, however long that takes.
+    let line = format!("--rw randwrite --depth 8 --size 16MiB --rate 4000 --ios 1000000000 {line}");
+    let mut load = pair.load(&pair.both_paths(), &line, &state);
+    let mut source = 0;
+    let mut clock = Clock::of_load(&mut load, &state);
     for round in 0..rounds {
-        awaited += WRITES + rng.below(WRITES / 2);
-        load.wait_for_records(&state, awaited);
-        let event = match round {
-            // Each kind at least once, in a run of the usual length.
-            0..6 => EVENTS[round as usize],
-            _ => EVENTS[rng.below(6) as usize],
-        };
+        clock.later(&pair, WRITES / 2 + rng.below(WRITES));
+        // Each kind at least once, in a run of the usual length.
+        let event = events.get(round as usize).copied();
+        let event = event.unwrap_or_else(|| events[rng.below(events.len() as u64) as usize]);
         eprintln!("round {round}: {event:?}, source {source}");
-        source = happen(&mut pair, event, source, |_| {
-            awaited += WRITES / 2;
-            load.wait_for_records(&state, awaited);
-        });
+        event.happen(&mut pair, source, &mut rng, &mut clock);
         let serves = pair.source();
-        // Two in sync that both died: either may serve.
-        assert!(serves == source || matches!(event, Event::BothDie), "{event:?}: {serves} serves");
+        let may = event.source_after(source).is_none_or(|expected| expected == serves);
+        assert!(may, "{event:?}: {serves} serves");
         source = serves;
+        pair.assert_equal_legs(source);
     }
-    let results = load.wait().assert_complete();
-    assert_eq!(results["total"]["ios"], writes, "{results:#}");
-    assert_equal_legs(&pair, source);
-    for node in [source, 1 - source] {
-        let status = pair.node(node).terminate();
-        assert!(status.success(), "{status}");
-    }
+    // It runs to here, with no error; what it was promised is there.
+    clock.later(&pair, WRITES);
+    drop(clock);
+    load.kill();
+    pair.assert_kept(source, "state");
+    pair.end(source);
 }
 
 #[test]
 fn a_synchronous_mirror_survives_deaths_and_stalls_under_load() {
-    survives("", "", 1);
+    survives(Pair::in_sync(SIZE_BYTES, ""), &EVENTS, "", 1);
 }
 
 #[test]
 fn a_mirror_that_acknowledges_from_memory_survives_with_flushes() {
-    survives("ack = \"memory\"", "--flush-every 8", 2);
+    survives(Pair::in_sync(SIZE_BYTES, "ack = \"memory\""), &EVENTS, "--flush-every 8", 2);
+}
+
+/// Cut in either direction or both, without a word or with one, slow, and coming and going; and
+/// nodes that die meanwhile. Hosts reach both nodes all the time.
+#[test]
+fn a_mirror_survives_a_link_that_is_cut() {
+    let setup = Setup { size_bytes: SIZE_BYTES, ..Setup::default() };
+    let Some(pair) = Pair::linked("a link that is cut", setup) else { return };
+    survives(pair, &[&LINK_EVENTS[..], &EVENTS].concat(), "", 3);
+}
+
+/// The same of an asynchronous mirror, as long as no source is lost for good.
+#[test]
+fn an_asynchronous_mirror_survives_a_link_that_is_cut() {
+    let options = "mode = \"async\", queue = \"4MiB\"";
+    let setup = Setup { size_bytes: SIZE_BYTES, options, ..Setup::default() };
+    let Some(pair) = Pair::linked("an asynchronous link that is cut", setup) else { return };
+    survives(pair, &LOSSLESS_EVENTS, "", 5);
+}
+
+/// How to attach a volume is told when there is one.
+#[test]
+fn commands_to_attach_are_printed_when_there_is_a_replica() {
+    let mut pair = Pair::start(SIZE_BYTES, "");
+    pair.node(0).printed_after("  no replica here yet: ");
+    assert!(!pair.node(0).output().contains("nvme connect"));
+    pair.order(0, "create", &["--source"]);
+    pair.node(0).restart();
+    pair.node(0).printed_after("  nvme connect -t tcp");
 }
 
 /// Both were written without the other: both keep what they have until somebody chooses.
@@ -164,7 +90,7 @@ fn split_brain_is_told_and_resolved_by_choice_alone() {
     let load = |pair: &Pair, node: usize, name: &str| {
         let state = pair.file(name);
         let line = "--rw randwrite --depth 4 --ios 200 --size 4MiB";
-        Load::start_verified(&pair.path(node), line, &state).wait().assert_complete();
+        pair.load(&pair.path(node), line, &state).wait().assert_complete();
     };
     pair.node(1).kill();
     load(&pair, 0, "a");
@@ -176,13 +102,13 @@ fn split_brain_is_told_and_resolved_by_choice_alone() {
     for node in [0, 1] {
         pair.wait_for(node, "split-brain");
     }
-    assert_kept(&pair, 1, "b");
+    pair.assert_kept(1, "b");
     // One side gives up.
     pair.order(0, "demote", &[]);
     pair.order(1, "resolve", &["--keep", "mine", "--yes"]);
     pair.wait_for(1, "mirroring");
-    assert_kept(&pair, 1, "b");
-    assert_equal_legs(&pair, 1);
+    pair.assert_kept(1, "b");
+    pair.assert_equal_legs(1);
 }
 
 /// An asynchronous target catches up, and a planned switchover loses nothing.
@@ -191,8 +117,8 @@ fn an_asynchronous_mirror_hands_over_everything() {
     let pair = Pair::in_sync(SIZE_BYTES, "mode = \"async\", queue = \"32MiB\"");
     let state = pair.file("state");
     let line = "--rw randwrite --depth 16 --ios 3000 --size 8MiB";
-    Load::start_verified(&pair.both_paths(), line, &state).wait().assert_complete();
+    pair.load(&pair.both_paths(), line, &state).wait().assert_complete();
     pair.order(1, "switchover", &[]);
-    assert_kept(&pair, 1, "state");
-    assert_equal_legs(&pair, 1);
+    pair.assert_kept(1, "state");
+    pair.assert_equal_legs(1);
 }

@@ -14,6 +14,8 @@ use crate::uri::Encoded;
 pub(crate) struct Served {
     pub(crate) size_bytes: u64,
     pub(crate) block_bytes: u32,
+    /// It is mirrored, and its replica has not been made: hosts are sent away.
+    pub(crate) without_replica: bool,
 }
 
 /// The whole announcement: machine-readable lines first, then the commands.
@@ -47,6 +49,15 @@ pub(crate) fn announcement(
         );
         for line in config.performance(volume) {
             let _ = writeln!(text, "  {line}");
+        }
+        if served.without_replica {
+            let _ = writeln!(
+                text,
+                "  no replica here yet: flagstone mirror create {} --source on the node that has \
+                 the data, --target on the other",
+                volume.name
+            );
+            continue;
         }
         for listener in listeners {
             attach(&mut text, config, index, listener);

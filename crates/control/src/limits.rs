@@ -1,5 +1,7 @@
 //! What bounds the configuration: one constant a limit, with its reason.
 
+use std::time::Duration;
+
 /// Longest configuration file read. A volume takes some 300 bytes, so this is thousands of them.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
 
@@ -25,6 +27,9 @@ pub const MAX_PATHS: usize = 8;
 
 /// Most other nodes.
 pub const MAX_PEERS: usize = 15;
+
+/// Most of them that one volume is mirrored to.
+pub const MAX_MIRROR_PEERS: usize = flagstone_mirror::limits::PEERS_MAX;
 
 /// Most shared limits of one server: one for each volume, and nobody needs more.
 pub const MAX_SHARED_LIMITS: usize = MAX_VOLUMES;
@@ -93,3 +98,7 @@ pub const API_BATCH: usize = 8;
 
 /// Differences of a verify that the API lists, of those that are kept: 40 bytes each as JSON.
 pub const API_DIFFERENCES: usize = 256;
+
+/// A failover waits for the source to be found dead for the link's time-out, and so long: what a
+/// busy machine may be late with it.
+pub const LOSS_GRACE: Duration = Duration::from_millis(500);

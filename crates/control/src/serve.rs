@@ -305,10 +305,16 @@ impl Server {
 
     fn served(&self) -> Vec<Served> {
         let geometries = self.volumes.iter().map(|volume| volume.geometry());
+        let without_replica = |volume: usize| {
+            let mut mirrors = self.mirrors.iter();
+            mirrors.any(|mirrored| mirrored.volume == volume && mirrored.mirror().is_none())
+        };
         geometries
-            .map(|geometry| Served {
+            .enumerate()
+            .map(|(volume, geometry)| Served {
                 size_bytes: geometry.size_bytes,
                 block_bytes: geometry.block_bytes,
+                without_replica: without_replica(volume),
             })
             .collect()
     }

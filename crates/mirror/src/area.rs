@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use flagstone_blockdev::{IoError, SharedDevice};
+use flagstone_blockdev::{IoError, SharedDevice, ZeroFlags};
 use flagstone_runtime::{BufMut, buf};
 
 use crate::bitmap::Bitmap;
@@ -96,6 +96,17 @@ impl Area {
         hot_record::encode_into(sequence, log, regions, &mut memory);
         let at = self.at + self.layout.records[(sequence & 1) as usize];
         self.device.write(at, memory.freeze(), true).await
+    }
+
+    /// Writes both records' places whole, with no record in them: on a thin device the log has all
+    /// its room from then on, and a device that is full later does not fail it.
+    pub(crate) async fn take_room_for_records(&self) -> Result<(), IoError> {
+        let len = hot_record::record_bytes(self.shape.hot_regions as usize);
+        for at in self.layout.records {
+            let len = len as u64;
+            self.device.write_zeroes(self.at + at, len, ZeroFlags::default()).await?;
+        }
+        Ok(())
     }
 
     /// Writes pages as the bits are now: at most [`PAGES_PER_WRITE`].

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::connect::tell_ancestors;
 use crate::decide::Amount;
-use crate::format::superblock::{Role, Superblock};
+use crate::format::superblock::{PeerRecord, Role, Superblock};
 use crate::mirror::{Inner, LegState, Mirror, State};
 use crate::options::PeerOptions;
 use crate::peer::{About, Answer, AskError, Refusal, Reply, Request, identify, order};
@@ -53,7 +54,7 @@ impl Mirror {
         let _changing = inner.changing().await;
         let superblock = inner.local.superblock();
         let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none());
-        let mut outdated = known.map(|peer| !peer.bases.is_empty());
+        let mut outdated = known.map(PeerRecord::is_outdated);
         let alone = inner.legs.is_empty() || superblock.peers[0].replica.is_none();
         if superblock.role != Role::Source
             || superblock.heir.is_some()
@@ -242,9 +243,19 @@ impl Mirror {
         self.0.lock().active
     }
 
+    /// True when the local leg has failed, and a peer carries the volume or nobody does.
+    pub fn has_failed(&self) -> bool {
+        self.0.lock().local_failed
+    }
+
     /// True while a source is attached to this replica.
     pub fn has_source(&self) -> bool {
         self.0.lock().attached.is_some()
+    }
+
+    /// Waits until no source is attached to this replica.
+    pub async fn source_gone(&self) {
+        self.0.wait(|state| state.attached.is_none().then_some(())).await;
     }
 
     /// Waits until the mirror begins or stops to serve hosts, and says which: for ANA states.
@@ -363,12 +374,12 @@ impl Inner {
         let _hold = self.hold();
         self.drained().await;
         self.wait_for_queue(leg).await;
-        let (session, serial) = {
+        let (session, serial, local_failed) = {
             let state = self.lock();
             let own = &state.legs[leg];
-            let ready = state.active && own.phase == Phase::InSync && !state.local_failed;
+            let ready = state.active && own.phase == Phase::InSync;
             let session = own.session.clone().filter(|_| ready);
-            (session.ok_or(CommandError::NotInSync)?, own.serial)
+            (session.ok_or(CommandError::NotInSync)?, own.serial, state.local_failed)
         };
         session.flush().await.map_err(AskError::from)?;
         // First nobody serves, durably; it is still known that we were the source, and who may be.
@@ -377,14 +388,31 @@ impl Inner {
             state.active = false;
             state.legs[leg].handing_over = true;
         });
-        if let Err(error) = self.put_away(Role::Source, Some(heir)).await {
+        // A leg that has failed was left behind durably, at the peer, and never serves by itself.
+        if !local_failed && let Err(error) = self.put_away(Role::Source, Some(heir)).await {
             self.lose(leg, serial);
             return Err(RoleError::Io(error).into());
         }
-        let epoch = self.local.superblock().epoch + 1;
-        let promoted = order(&session, Request::Promote { epoch }).await;
+        let superblock = self.local.superblock();
+        let epoch = superblock.epoch + 1;
+        let promoted = match tell_ancestors(&session, &superblock).await {
+            Ok(()) => order(&session, Request::Promote { epoch }).await,
+            Err(error) => Err(error),
+        };
+        if local_failed && let Err(AskError::Refused(refusal)) = promoted {
+            // Only the peer has the data: it goes on to carry it.
+            self.change(|state| {
+                state.active = true;
+                state.legs[leg].handing_over = false;
+            });
+            return Err(CommandError::Peer(AskError::Refused(refusal)));
+        }
         self.lose(leg, serial);
         match promoted {
+            Ok(()) if local_failed => {
+                self.change(|state| state.role = Role::Target);
+                Ok(())
+            }
             Ok(()) => Ok(self.put_away(Role::Target, None).await.map_err(RoleError::Io)?),
             Err(AskError::Refused(refusal)) => {
                 self.activate(epoch, false).await?;
@@ -415,9 +443,10 @@ impl Inner {
         let superblock = self.local.superblock();
         let own = &state.legs[leg];
         let record = superblock.peers.iter().find(|peer| peer.replica == own.peer);
-        let behind = record.is_some_and(|peer| !peer.bases.is_empty());
+        let behind = record.is_some_and(PeerRecord::is_outdated);
         let outdated = behind || self.legs[leg].todo.count() > 0;
-        derive(Facts { role: state.role, wish: own.wish, phase: own.phase, outdated })
+        let attached = state.attached.is_some();
+        derive(Facts { role: state.role, wish: own.wish, phase: own.phase, outdated, attached })
     }
 
     fn peer_status(&self, leg: usize) -> PeerStatus {

@@ -114,12 +114,13 @@ async fn meet(inner: &Arc<Inner>, leg: usize) -> Result<Never, Ended> {
         (own.peer, own.met) = (peers.view.replica, Some(peers));
     });
     let mine = inner.about(peers.view.replica);
-    let finding = match plan(&mine, &peers) {
-        Plan::Lead { promote: true, .. } if !inner.may_take_role(peers.view.replica) => {
-            Finding::Idle
-        }
+    let found = plan(&mine, &peers);
+    let (ours, theirs) = (&mine.view.lineage, &peers.view.lineage);
+    tracing::debug!(replica = %own, peer = %peers.view.replica, ?ours, ?theirs, "found: {found:?}");
+    let finding = match found {
+        Plan::Lead { promote: true, .. } if !inner.may_take_role(&peers) => Finding::Idle,
         Plan::Lead { amount, promote } => {
-            return lead(inner, leg, session, peers, amount, promote).await;
+            return lead(inner, leg, session, (mine, peers), amount, promote).await;
         }
         Plan::Follow { step_down } => {
             if step_down {
@@ -176,7 +177,7 @@ impl Inner {
         self.change(|state| {
             let own = &mut state.legs[leg];
             own.serial += 1;
-            own.handing_over = false;
+            (own.handing_over, own.inconsistent) = (false, false);
             (own.session, own.phase) = (Some(session.clone()), phase);
             (own.volatile_cache, own.numbering) = (peers.volatile_cache, Default::default());
             own.serial
@@ -202,7 +203,7 @@ async fn lead(
     inner: &Arc<Inner>,
     leg: usize,
     session: SharedSession,
-    peers: About,
+    (mine, peers): (About, About),
     amount: Option<Amount>,
     promote: bool,
 ) -> Result<Never, Ended> {
@@ -233,14 +234,15 @@ async fn lead(
         // it is a target, and begins to serve on an operator's word alone.
         let _changing = inner.changing().await;
         let attached = inner.lock().attached.is_some();
-        let may = inner.may_take_role(peers.view.replica);
+        let may = inner.may_take_role(&peers);
         if attached || !may || inner.epoch_after(peers.view.epoch) != next {
             return Err(Ended::Changed);
         }
         inner.activate(peers.view.epoch, false).await.map_err(|_| Ended::Nothing)?;
     }
     match amount {
-        None => agree(inner, leg, serial, superblock.current).await?,
+        // Of the generation that was found to be equal: one that was minted meanwhile is not.
+        None => agree(inner, leg, &session, serial, mine.view.lineage.current).await?,
         Some(amount) => bring_up(inner, leg, &session, serial, amount).await?,
     }
     stay(inner, leg, &session, serial).await
@@ -263,9 +265,11 @@ impl Drop for Lose {
 async fn agree(
     inner: &Arc<Inner>,
     leg: usize,
+    session: &SharedSession,
     serial: u64,
     generation: Generation,
 ) -> Result<(), Ended> {
+    tell_ancestors(session, &inner.local.superblock()).await?;
     if !inner.settle_lineage(leg, generation).await.map_err(Ended::Local)? {
         return Err(Ended::Changed);
     }
@@ -297,8 +301,13 @@ async fn bring_up(
     inner.local.data().flush().await.map_err(Ended::Local)?;
     order(session, Request::BeginResync { base }).await?;
     inner.open(leg, serial, |_| true)?;
-    crate::resync::copy(inner, leg, session, serial).await?;
-    hand_over(inner, leg, session, serial).await
+    inner.change(|state| state.legs[leg].inconsistent = true);
+    loop {
+        crate::resync::copy(inner, leg, session, serial).await?;
+        if inner.is_copied(leg, serial)? {
+            return hand_over(inner, leg, session, serial).await;
+        }
+    }
 }
 
 /// The end of a resync, in two steps: the target is durable and has our generation; then we forget
@@ -309,10 +318,9 @@ async fn hand_over(
     session: &SharedSession,
     serial: u64,
 ) -> Result<(), Ended> {
-    let mut request = {
-        let generation = inner.local.superblock().current;
-        Request::EndResync { generation }
-    };
+    let superblock = inner.local.superblock();
+    tell_ancestors(session, &superblock).await?;
+    let mut request = Request::EndResync { generation: superblock.current };
     loop {
         order(session, request.clone()).await?;
         let (Request::EndResync { generation } | Request::Rename { generation }) = request else {
@@ -326,7 +334,30 @@ async fn hand_over(
     }
 }
 
+/// What our data comes from the peer's does too, once it is in sync: made the source, it knows by
+/// that a third replica that was left behind before.
+pub(crate) async fn tell_ancestors(
+    session: &SharedSession,
+    superblock: &Superblock,
+) -> Result<(), AskError> {
+    let generations = superblock.ancestors();
+    order(session, Request::Ancestors { generations }).await
+}
+
 impl Inner {
+    /// Nothing differs, and what fails from now on ends the session: the target is about to be told
+    /// that it is whole. False when a write has failed here since the last copy.
+    fn is_copied(&self, leg: usize, serial: u64) -> Result<bool, Ended> {
+        self.change(|state| {
+            let own = &mut state.legs[leg];
+            if !own.is_current(serial) {
+                return Err(Ended::Lost);
+            }
+            own.inconsistent = self.legs[leg].todo.count() > 0;
+            Ok(!own.inconsistent)
+        })
+    }
+
     fn in_sync(&self, leg: usize, serial: u64) -> Result<(), Ended> {
         let now = time::wall_clock().as_secs();
         let last = &self.legs[leg].counters.last_in_sync_s;
@@ -354,12 +385,36 @@ impl Inner {
         let base = Generation::random();
         let slot = self.slot_of_leg(leg);
         let name = move |superblock: &mut Superblock| {
-            let mut lineage = superblock.lineage(slot);
-            lineage.expect(base);
-            superblock.set_lineage(slot, &lineage);
+            // Whom the role is being handed to was told all names that there are.
+            if superblock.flags.in_use {
+                let mut lineage = superblock.lineage(slot);
+                lineage.expect(base);
+                superblock.set_lineage(slot, &lineage);
+            }
+            superblock.flags.in_use
         };
-        self.local.update(name).await.map_err(Ended::Local)?;
+        if !self.local.update(name).await.map_err(Ended::Local)? {
+            return Err(Ended::Changed);
+        }
+        self.tell_others(leg).await;
         Ok(base)
+    }
+
+    /// A peer has got a name that the others have not heard of.
+    async fn tell_others(&self, leg: usize) {
+        let superblock = self.local.superblock();
+        let sessions: Vec<_> = {
+            let state = self.lock();
+            let others = state.legs.iter().enumerate().filter(|(other, _)| *other != leg);
+            let open = others.filter(|(_, own)| own.foreground);
+            open.filter_map(|(other, own)| Some((other, own.serial, own.session.clone()?)))
+                .collect()
+        };
+        for (other, serial, session) in sessions {
+            if tell_ancestors(&session, &superblock).await.is_err() {
+                self.lose(other, serial);
+            }
+        }
     }
 
     /// What the peer's log names may differ too.

@@ -14,7 +14,7 @@ use crate::options::{Mode, PeerOptions};
 use crate::order::Order;
 use crate::peer::SharedSession;
 use crate::queue::{Place, Queue, WhenFull};
-use crate::state::{Phase, Wish};
+use crate::state::Wish;
 
 /// What a call finds at the gate.
 pub(crate) enum Passage {
@@ -83,7 +83,7 @@ impl Inner {
         if state.holds > 0 {
             return Passage::Wait(state.changes);
         }
-        if state.local_failed && !state.legs.iter().any(|leg| leg.phase == Phase::InSync) {
+        if state.is_nowhere() {
             return Passage::Refused(IoError::Unreachable);
         }
         // First whether it passes at all: nothing has to be undone.
@@ -148,6 +148,9 @@ impl Inner {
         }
         if state.holds > 0 {
             return Passage::Wait(state.changes);
+        }
+        if state.is_nowhere() {
+            return Passage::Refused(IoError::Unreachable);
         }
         // Legs that acknowledge from memory have to flush too, or be recorded as out of date.
         let asks = |leg: &Leg| {

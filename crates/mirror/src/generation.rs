@@ -93,14 +93,13 @@ impl Lineage {
 
     /// The peer is about to be called `name`, and the bitmap covers everything: whatever it holds.
     pub fn expect(&mut self, name: Generation) {
+        // The first is what the peer most likely has: later ones give way before it.
         match self.bases.0.iter().position(|held| held.is_none()) {
-            Some(free) => self.bases.0[free] = name,
-            None => {
-                // Its place is needed, and a peer of that name would be called so no more.
-                self.history.push_front(self.bases.0[0]);
-                self.bases.0[0] = name;
-            }
+            Some(free) => self.bases.0[..=free].rotate_right(1),
+            // Its place is needed, and a peer of that name would be called so no more.
+            None => self.history.push_front(self.bases.0[0]),
         }
+        self.bases.0[0] = name;
     }
 
     /// A resync has ended and the target has taken our generation over, durably.
@@ -155,6 +154,16 @@ mod tests {
         source.settle();
         assert!(source.bases.is_empty());
         assert_eq!(source.history, list(&[2, 1]));
+    }
+
+    #[test]
+    fn the_name_that_a_peer_was_given_stays_though_another_comes_and_goes() {
+        let mut source = Lineage { current: Generation(2), ..Lineage::default() };
+        source.bases = list(&[1]);
+        source.expect(Generation(100));
+        (3..9).for_each(|new| source.mint(Generation(new)));
+        assert_eq!(source.bases.0[0], Generation(100));
+        assert!(source.history.contains(Generation(1)));
     }
 
     #[test]

@@ -54,6 +54,33 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// The same after data was written here that a peer may lack, or not written here that a peer
+    /// may have: reads find what is here. Where it cannot be recorded that the peer is out of date
+    /// nothing is read here any more, for after a crash the peer's data may be the better one, and
+    /// what was read must not change.
+    ///
+    /// # Errors
+    /// When it cannot be recorded, or another peer carries the volume by now: the write must not be
+    /// acknowledged.
+    pub(crate) async fn record_difference(self: &Arc<Self>) -> Result<(), IoError> {
+        let minted = self.ensure_minted().await;
+        if self.lock().local_failed {
+            return Err(IoError::Unreachable);
+        }
+        let Err(error) = minted else { return Ok(()) };
+        let whole = self.first_whole();
+        let gone_on = self.go_on_without_local(whole, error).await;
+        if gone_on.is_err() {
+            let replica = self.local.superblock().replica;
+            tracing::error!(%replica, "a peer cannot be recorded as out of date ({error}): nothing \
+                is served here until the replica is opened anew");
+            self.change(|state| state.local_failed = true);
+        }
+        gone_on
+    }
+}
+
 async fn mint(inner: Arc<Inner>) {
     let lost = due(&inner.lock());
     let result = record(&inner).await;
@@ -63,6 +90,9 @@ async fn mint(inner: Arc<Inner>) {
         if result.is_ok() {
             for (leg, lost) in state.legs.iter_mut().zip(lost) {
                 leg.minted |= lost;
+                if lost {
+                    leg.alone_as = Generation::NONE;
+                }
             }
         }
     });
@@ -70,60 +100,93 @@ async fn mint(inner: Arc<Inner>) {
 
 async fn record(inner: &Arc<Inner>) -> Result<(), IoError> {
     inner.local.data().flush().await?;
-    let new = Generation::random();
+    let minting = Minting::new(inner);
     let replica = inner.local.superblock().replica;
-    tracing::info!(%replica, generation = new.0, "a peer is recorded as out of date");
-    let stranger = inner.stranger();
-    inner.local.update(move |superblock| mint_for_all(superblock, new, stranger)).await?;
+    tracing::info!(%replica, generation = minting.new.0, "a peer is recorded as out of date");
+    inner.local.update(move |superblock| minting.apply(superblock)).await?;
     for leg in 0..inner.legs.len() {
         inner.rename(leg).await;
     }
     Ok(())
 }
 
-/// A peer that this source has not met as one yet: it was a target of the source before, as we were.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stranger {
-    /// There is none.
-    None,
-    /// The role was handed over: with the generation of then it has the data of then.
-    Equal,
-    /// The role was taken by force: it may have heard of writes that we have not.
-    Unlike,
+/// A new generation, and what is known of the peers when it is minted.
+pub(crate) struct Minting {
+    new: Generation,
+    /// Peers of the configuration.
+    configured: usize,
+    /// By their places in the superblock.
+    contacts: [Contact; PEERS_MAX],
 }
 
-/// Each peer that is known may hold what was current until now, and so may a stranger.
-fn mint_for_all(superblock: &mut Superblock, new: Generation, stranger: Stranger) {
-    let before = superblock.current;
-    let known = |slot: usize| !superblock.peers[slot].replica.is_none();
-    let free = |slot: usize| !known(slot) && stranger == Stranger::Equal;
-    let slots: Vec<usize> = (0..PEERS_MAX).filter(|slot| known(*slot) || free(*slot)).collect();
-    if slots.is_empty() {
-        superblock.current = new;
+#[derive(Clone, Copy)]
+struct Contact {
+    /// The peer may hold what is current until now.
+    may_hold_current: bool,
+    /// It is in sync, and is told the new name next.
+    in_sync: bool,
+    /// It was asked to go on alone, and did not answer: it may be called so.
+    alone_as: Generation,
+}
+
+impl Contact {
+    /// Nothing was heard of the peer.
+    const NONE: Contact =
+        Contact { may_hold_current: true, in_sync: false, alone_as: Generation::NONE };
+}
+
+impl Minting {
+    fn new(inner: &Inner) -> Minting {
+        let peers = inner.local.superblock().peers;
+        let state = inner.lock();
+        let contacts = peers.map(|peer| {
+            let mut legs = state.legs.iter();
+            let leg = legs.find(|leg| !leg.peer.is_none() && leg.peer == peer.replica);
+            leg.map_or(Contact::NONE, |leg| Contact {
+                // Lost before the last minting, and not met since.
+                may_hold_current: leg.foreground || !leg.minted || peer.bases.is_empty(),
+                in_sync: leg.phase == Phase::InSync,
+                alone_as: leg.alone_as,
+            })
+        });
+        Minting { new: Generation::random(), configured: inner.legs.len(), contacts }
     }
-    let remember = slots.is_empty() || stranger == Stranger::Unlike;
-    let old: [Lineage; PEERS_MAX] = std::array::from_fn(|slot| superblock.lineage(slot));
-    for slot in slots {
-        let mut lineage = old[slot];
-        lineage.mint(new);
-        superblock.set_lineage(slot, &lineage);
+
+    /// Nobody was asked.
+    pub(crate) fn alone(inner: &Inner) -> Minting {
+        let contacts = [Contact::NONE; PEERS_MAX];
+        Minting { new: Generation::random(), configured: inner.legs.len(), contacts }
     }
-    if remember {
-        superblock.history.remember(before);
+
+    /// Each peer that is known may hold what was current until now. So may one that this source has
+    /// not met as one yet: it was a target of the source before, as we were, and the role was
+    /// handed over, so with the generation of then it has the data of then.
+    pub(crate) fn apply(&self, superblock: &mut Superblock) {
+        let before = superblock.current;
+        let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none()).count();
+        if known == 0 {
+            superblock.history.remember(before);
+        }
+        for (slot, contact) in self.contacts.iter().enumerate() {
+            let is_free = superblock.peers[slot].replica.is_none();
+            if known == 0 || is_free && known >= self.configured {
+                continue;
+            }
+            let mut lineage = Lineage { current: before, ..superblock.lineage(slot) };
+            if !contact.alone_as.is_none() {
+                lineage.expect(contact.alone_as);
+            }
+            if contact.may_hold_current {
+                lineage.mint(self.new);
+            }
+            superblock.set_lineage(slot, &lineage);
+            superblock.peers[slot].renaming = contact.in_sync;
+        }
+        superblock.current = self.new;
     }
 }
 
 impl Inner {
-    fn stranger(&self) -> Stranger {
-        let peers = self.local.superblock().peers;
-        let known = peers.iter().filter(|peer| !peer.replica.is_none()).count();
-        match self.lock().forced {
-            _ if known == 0 || known >= self.legs.len() => Stranger::None,
-            true => Stranger::Unlike,
-            false => Stranger::Equal,
-        }
-    }
-
     /// Tells a peer that is in sync what our data is called now.
     pub(crate) async fn rename(self: &Arc<Self>, leg: usize) {
         let found = {
@@ -155,6 +218,7 @@ impl Inner {
                 let mut lineage = superblock.lineage(slot);
                 lineage.settle();
                 superblock.set_lineage(slot, &lineage);
+                superblock.peers[slot].renaming = false;
                 (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
                 true
             })

@@ -27,7 +27,7 @@ use flagstone_runtime::{spawn_detached, time};
 
 use crate::bitmap::Bitmap;
 use crate::format::superblock::Role;
-use crate::id::Uuid;
+use crate::id::{Generation, Uuid};
 use crate::limits::PEERS_MAX;
 use crate::options::PeerOptions;
 use crate::order::{Gate, Numbering};
@@ -104,13 +104,11 @@ pub(crate) struct State {
     pub(crate) role: Role,
     /// Hosts are served.
     pub(crate) active: bool,
-    /// It began to with nobody asked: targets of the source before may have heard of other writes.
-    pub(crate) forced: bool,
     /// New calls of hosts wait, for so many reasons.
     pub(crate) holds: u32,
     /// Calls of hosts that have begun and not ended.
     pub(crate) in_flight: usize,
-    /// Writes that wait at the gate.
+    /// Writes that are held: at the gate, or on their way back to the host.
     pub(crate) waiting: usize,
     pub(crate) legs: Vec<LegState>,
     /// The local leg has failed.
@@ -123,6 +121,8 @@ pub(crate) struct State {
     pub(crate) leaving_local: bool,
     /// The session that may write to us.
     pub(crate) attached: Option<Attached>,
+    /// It counts us as in sync.
+    pub(crate) fed: bool,
     /// The order of its writes.
     pub(crate) gate: Option<Arc<Mutex<Gate>>>,
     /// Its calls in hand.
@@ -131,6 +131,13 @@ pub(crate) struct State {
     /// Changes so far.
     pub(crate) changes: u64,
     wakers: Vec<Waker>,
+}
+
+impl State {
+    /// The local leg has failed, and no peer carries the volume.
+    pub(crate) fn is_nowhere(&self) -> bool {
+        self.local_failed && !self.legs.iter().any(|leg| leg.phase == Phase::InSync)
+    }
 }
 
 /// The source that we are a target of.
@@ -173,6 +180,11 @@ pub(crate) struct LegState {
     pub(crate) full: bool,
     /// The role goes over by this session: it is kept though nobody serves meanwhile.
     pub(crate) handing_over: bool,
+    /// It is durably inconsistent: a resync to it has begun, and its end has not been told. Until
+    /// then its data is nobody's, whatever of it differs.
+    pub(crate) inconsistent: bool,
+    /// It was asked to go on alone under this name, and is not known to have heard of it.
+    pub(crate) alone_as: Generation,
 }
 
 impl LegState {
@@ -196,6 +208,8 @@ impl LegState {
             kicks: 0,
             full: false,
             handing_over: false,
+            inconsistent: false,
+            alone_as: Generation::NONE,
         }
     }
 
@@ -232,7 +246,6 @@ impl Mirror {
         let state = State {
             role: superblock.role,
             active: false,
-            forced: false,
             holds: 0,
             in_flight: 0,
             waiting: 0,
@@ -243,6 +256,7 @@ impl Mirror {
             changing: false,
             leaving_local: false,
             attached: None,
+            fed: false,
             gate: None,
             served: 0,
             closed: false,
@@ -407,7 +421,7 @@ impl Inner {
                 let now = time::wall_clock().as_secs();
                 self.legs[leg].counters.last_in_sync_s.store(now, Ordering::Relaxed);
             }
-            (own.foreground, own.phase) = (false, Phase::Lost);
+            (own.foreground, own.inconsistent, own.phase) = (false, false, Phase::Lost);
             own.session.take()
         });
         if let Some(session) = session {

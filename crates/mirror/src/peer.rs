@@ -21,7 +21,9 @@ use flagstone_runtime::{Buf, BufMut};
 use crate::decide::View;
 use crate::format::bitmap_page::WORDS;
 use crate::format::superblock::Role;
+use crate::generation::List;
 use crate::id::{Generation, Uuid};
+use crate::limits::HISTORY_LEN;
 use crate::order::Order;
 
 /// A way to the other node.
@@ -124,6 +126,12 @@ pub enum Request {
     /// Let me write to you. Answered when no earlier session's call is in hand any more, and the
     /// epoch is durable.
     Attach(Attach),
+    /// What my data comes from, and so yours as soon as you are in sync: remember it. A peer of both
+    /// of us that was left behind with one of these is known by it, whoever is its source then.
+    Ancestors {
+        /// The newest first.
+        generations: List<HISTORY_LEN>,
+    },
     /// A page of your bitmap, by number: what your log names as possibly different. Answered with
     /// [`Reply::Bits`].
     Bits {

@@ -94,7 +94,7 @@ pub(crate) async fn make(
         area.write_pages(name, first..end, &bits).await?;
         first = end;
     }
-    // What an earlier log left in the other slot is of another name.
+    area.take_room_for_records().await?;
     area.write_record(0, name, &[]).await?;
     // Both slots: an earlier log's header may have any sequence.
     for sequence in [0, 1] {

@@ -10,8 +10,9 @@ use flagstone_blockdev::IoError;
 
 use crate::format::superblock::{Role, Superblock};
 use crate::id::{Generation, Uuid};
+use crate::mint::Minting;
 use crate::mirror::{Inner, State};
-use crate::peer::{Request, order};
+use crate::peer::{About, Request, order};
 
 /// Epochs are dealt out to so many replicas: the own and two peers, and one for good measure.
 const EPOCH_STRIDE: u64 = 4;
@@ -95,12 +96,18 @@ impl Inner {
 
     /// Whether meeting this peer is enough to take the role of the source by ourselves. A source
     /// that asked another to be it has to hear of that one: it may serve, out of this one's sight.
-    /// And of several targets each would find that it has to: that is for the operator to say.
-    pub(crate) fn may_take_role(&self, peer: Uuid) -> bool {
+    /// If that one has been the source since, it may have handed the role on. And of several
+    /// targets each would find that it has to: that is for the operator to say.
+    pub(crate) fn may_take_role(&self, peers: &About) -> bool {
         let superblock = self.local.superblock();
-        let heir = superblock.heir.map(|place| superblock.peers[place].replica);
-        let one_of_several = self.legs.len() > 1 && self.lock().role == Role::Target;
-        !one_of_several && heir.is_none_or(|heir| heir == peer)
+        let several = self.legs.len() > 1;
+        if several && self.lock().role == Role::Target {
+            return false;
+        }
+        let Some(heir) = superblock.heir.map(|place| superblock.peers[place].replica) else {
+            return true;
+        };
+        heir == peers.view.replica && !(several && peers.view.epoch > superblock.epoch)
     }
 
     fn may_serve(&self) -> Result<(), RoleError> {
@@ -137,11 +144,19 @@ impl Inner {
         let active = self.lock().active;
         let rank = self.rank();
         let alone = forced && !active;
+        let parts = alone && self.legs.len() > 1;
+        if parts {
+            self.doubt_all().await?;
+        }
+        let minting = Minting::alone(self);
         let promote = move |superblock: &mut Superblock| {
             (superblock.role, superblock.heir) = (Role::Source, None);
             superblock.epoch = next_epoch(superblock.epoch.max(seen), rank);
             // Hosts will have read what is here, whatever the peer may have.
             superblock.flags.served_alone |= alone && superblock.flags.crashed;
+            if parts {
+                minting.apply(superblock);
+            }
         };
         if active {
             self.local.update(promote).await?;
@@ -150,16 +165,28 @@ impl Inner {
         self.local.begin_use(promote).await?;
         self.take_marks_over();
         self.change(|state| {
-            (state.role, state.active, state.forced) = (Role::Source, true, forced);
+            (state.role, state.active) = (Role::Source, true);
             for leg in &mut state.legs {
                 if !leg.foreground {
-                    leg.minted = false;
+                    leg.minted = parts;
                 }
+                // Its targets wait: as of now there is nothing but this copy.
+                leg.kicks += 1;
             }
         });
         let Superblock { replica, epoch, .. } = self.local.superblock();
         tracing::info!(%replica, epoch, forced, "this side serves hosts");
         Ok(epoch)
+    }
+
+    /// The role is taken by force from a source that had several targets: what it had in hand may
+    /// have reached any of them, and no log says what. So everything may differ from here.
+    async fn doubt_all(&self) -> Result<(), IoError> {
+        self.local.data().flush().await?;
+        for leg in 0..self.legs.len() {
+            self.mark(leg, 0, self.local.superblock().shape.usable_bytes);
+        }
+        self.local.persist_marks().await
     }
 
     /// Stops serving. What hosts have in flight ends first; what they ask for next fails.
@@ -198,7 +225,8 @@ impl Inner {
         Ok(())
     }
 
-    /// The local leg has failed. A peer that has all goes on without it; else the host gets `error`.
+    /// The local leg has failed. A peer that has all goes on without it; else the host gets `error`,
+    /// and the caller makes sure that no peer looks equal that is not.
     pub(crate) async fn go_on_without_local(
         self: &Arc<Self>,
         whole: Option<(usize, u64)>,
@@ -221,7 +249,9 @@ impl Inner {
         }
         let session = self.lock().legs[leg].session.clone().ok_or(error)?;
         let lost = self.local.superblock().replica;
-        let request = Request::GoAlone { generation: Generation::random(), lost };
+        let generation = Generation::random();
+        self.lock().legs[leg].alone_as = generation;
+        let request = Request::GoAlone { generation, lost };
         if order(&session, request).await.is_err() {
             self.lose(leg, serial);
             return Err(error);

@@ -115,6 +115,8 @@ pub struct Facts {
     pub phase: Phase,
     /// The peer is recorded as out of date.
     pub outdated: bool,
+    /// A source is attached here: what another target is like is for that one to say.
+    pub attached: bool,
 }
 
 /// The state to show. Split brain is shown whatever else holds: it never looks like health.
@@ -125,6 +127,7 @@ pub fn derive(facts: Facts) -> MirrorState {
         (_, Wish::Pause) => MirrorState::Paused,
         (Phase::InSync, _) => MirrorState::Mirroring,
         (Phase::Resync(_), _) => MirrorState::Resynchronizing,
+        (Phase::Met(_), _) if facts.attached => MirrorState::Target,
         (Phase::Met(Finding::Mismatch), _) => MirrorState::Mismatch,
         (Phase::Met(Finding::NoSource | Finding::Idle), _) => MirrorState::NoSource,
         _ if facts.role == Role::Target => MirrorState::Target,
@@ -222,7 +225,13 @@ mod tests {
     use super::*;
 
     fn facts() -> Facts {
-        Facts { role: Role::Source, wish: Wish::Mirror, phase: Phase::Lost, outdated: false }
+        Facts {
+            role: Role::Source,
+            wish: Wish::Mirror,
+            phase: Phase::Lost,
+            outdated: false,
+            attached: false,
+        }
     }
 
     #[test]
@@ -238,6 +247,9 @@ mod tests {
         assert_eq!(shown(Facts { wish: Wish::Pause, ..facts() }), "paused");
         assert_eq!(shown(Facts { wish: Wish::Break, ..facts() }), "broken");
         assert_eq!(shown(Facts { role: Role::Target, ..facts() }), "target");
+        let idle = Facts { phase: Phase::Met(Finding::Idle), ..facts() };
+        assert_eq!(shown(idle), "no-source");
+        assert_eq!(shown(Facts { attached: true, ..idle }), "target");
     }
 
     #[test]
@@ -246,7 +258,7 @@ mod tests {
         for role in [Role::Source, Role::Target] {
             for wish in [Wish::Mirror, Wish::Pause, Wish::Break] {
                 for outdated in [false, true] {
-                    let facts = Facts { role, wish, phase, outdated };
+                    let facts = Facts { role, wish, phase, outdated, attached: false };
                     assert_eq!(derive(facts), MirrorState::SplitBrain);
                 }
             }

@@ -11,6 +11,7 @@
 //! gate, and what makes no sense is refused.
 
 use std::future::poll_fn;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -21,11 +22,12 @@ use crate::format::bitmap_page::WORDS;
 use crate::format::superblock::{Role, Superblock};
 use crate::generation::List;
 use crate::id::{Generation, Uuid};
-use crate::limits::{BIT_MIN_BYTES, CHECK_BYTES, PEERS_MAX};
-use crate::mirror::{Attached, Inner, Mirror};
+use crate::limits::{BIT_MIN_BYTES, CHECK_BYTES, HISTORY_LEN, PEERS_MAX};
+use crate::mirror::{Attached, Inner, LegState, Mirror};
 use crate::options::Mode;
 use crate::order::{Gate, Order};
 use crate::peer::{About, Answer, Attach, Refusal, Reply, Request};
+use crate::state::Phase;
 use crate::write::Finish;
 
 /// One connection of a source, at the target. What carries it (a controller, a simulated network)
@@ -162,7 +164,10 @@ impl TargetSession {
     async fn answer(&self, request: Request) -> Answer {
         let inner = &self.inner;
         match request {
-            Request::Identify { asker } => return Ok(Reply::About(inner.about(asker))),
+            Request::Identify { asker } => {
+                inner.is_there(asker);
+                return Ok(Reply::About(inner.about(asker)));
+            }
             Request::Attach(attach) => return self.attach(attach).await,
             Request::Surrender { base, expected } => return inner.surrender(base, expected).await,
             Request::HandOver => return inner.hand_over().await,
@@ -176,6 +181,7 @@ impl TargetSession {
             Request::Checksums { offset, len, unit_bytes } => {
                 inner.checksums(offset, len, unit_bytes).await
             }
+            Request::Ancestors { generations } => inner.descend(generations).await,
             Request::BeginResync { base } => inner.begin_resync(base).await,
             Request::EndResync { generation } => inner.adopt(generation, true).await,
             Request::Rename { generation } => inner.adopt(generation, false).await,
@@ -212,7 +218,8 @@ impl TargetSession {
         *lock(&self.gate) = Gate::default();
         let attached = Attached { session: self.number, source: attach.source };
         inner.change(|state| {
-            (state.role, state.attached) = (Role::Target, Some(attached));
+            (state.role, state.attached, state.fed) =
+                (Role::Target, Some(attached), attach.in_sync);
             state.gate = Some(self.gate.clone());
         });
         Ok(Reply::Done)
@@ -224,7 +231,12 @@ impl Inner {
     /// its writes that wait for their order give up, for what they wait for may never come.
     fn detach(&self, which: impl FnOnce(&Attached) -> bool) {
         let gate = self.change(|state| {
-            state.attached.take_if(|attached| which(attached))?;
+            let attached = state.attached.take_if(|attached| which(attached))?;
+            let source = state.legs.iter().position(|leg| leg.peer == attached.source);
+            if let Some(leg) = source.filter(|_| state.fed) {
+                let now = flagstone_runtime::time::wall_clock().as_secs();
+                self.legs[leg].counters.last_in_sync_s.store(now, Ordering::Relaxed);
+            }
             state.gate.take()
         });
         if let Some(gate) = gate {
@@ -259,6 +271,21 @@ async fn turn(
 
 /// Requests to the replica.
 impl Inner {
+    /// A peer that was out of reach asks who we are: so it can be reached, and a link that waits
+    /// before it tries again need not. One that was met is not hurried: that would go on for ever.
+    fn is_there(&self, asker: Uuid) {
+        let lost =
+            |leg: &LegState| (leg.peer == asker || leg.peer.is_none()) && leg.phase == Phase::Lost;
+        let state = self.lock();
+        if !state.active || !state.legs.iter().any(lost) {
+            return;
+        }
+        drop(state);
+        self.change(|state| {
+            state.legs.iter_mut().filter(|leg| lost(leg)).for_each(|leg| leg.kicks += 1);
+        });
+    }
+
     /// What we say of ourselves, as this peer has to see it.
     pub(crate) fn about(&self, asker: Uuid) -> About {
         let mut view = self.local.view(self.slot_of(asker));
@@ -268,7 +295,8 @@ impl Inner {
         view.serving |= state.active;
         view.dirty |= self.legs.iter().any(|leg| leg.todo.count() > 0);
         let queues = self.legs.iter().any(|leg| leg.options().mode == Mode::Async);
-        if (queues || known > 1) && state.role == Role::Source {
+        let several = known > 1 || self.legs.len() > 1;
+        if (queues || several) && state.role == Role::Source {
             // Asynchronous: hosts were told what the peer never got, and a crash must not make its
             // data the better. Several targets: each would think its own to be that, out of the
             // others' sight.
@@ -361,7 +389,27 @@ impl Inner {
                 superblock.current = base;
             }
         };
+        self.change(|state| state.fed = false);
         self.local.update(begin).await.map_err(|_| Refusal::Failed)?;
+        Ok(Reply::Done)
+    }
+
+    /// Our data is the source's, or about to be: what that comes from ours comes from. While a
+    /// resync has not ended nobody asks an inconsistent replica for its past.
+    async fn descend(&self, generations: List<HISTORY_LEN>) -> Answer {
+        let superblock = self.local.superblock();
+        let knows = |generation| superblock.lineage(0).knows(generation);
+        if generations.iter().all(knows) {
+            return Ok(Reply::Done);
+        }
+        let remember = move |superblock: &mut Superblock| {
+            let current = superblock.current;
+            let generations = generations.0.into_iter().rev();
+            for generation in generations.filter(|generation| *generation != current) {
+                superblock.history.remember(generation);
+            }
+        };
+        self.local.update(remember).await.map_err(|_| Refusal::Failed)?;
         Ok(Reply::Done)
     }
 
@@ -391,6 +439,7 @@ impl Inner {
         if resync {
             self.forget_marks();
         }
+        self.change(|state| state.fed = true);
         Ok(Reply::Done)
     }
 

@@ -4,7 +4,10 @@
 //! 2. The gate says which legs it goes to; a leg that lacks it is marked.
 //! 3. All legs at once.
 //! 4. A peer that failed is marked and given up, and a generation minted, durably. A local leg that
-//!    failed is left, and a peer that is whole goes on alone. Only then the host is told.
+//!    failed is left, and a peer that is whole goes on alone; where none is, the local leg counts
+//!    still, and what a peer may have got that is not here is marked. A peer that may look equal is
+//!    given up for it, and a generation minted; where that cannot be recorded nothing is served any
+//!    more. Only then the host is told.
 //!
 //! From step 3 on the call goes to its end though the host's side of it is dropped: data that is on
 //! one leg and not on the other, with nothing that says so, must not be.
@@ -19,7 +22,7 @@ use flagstone_runtime::{Buf, spawn_detached};
 
 use crate::gate::{Going, LegGoing, Passage, Sending};
 use crate::limits::PEERS_MAX;
-use crate::mirror::{Inner, count};
+use crate::mirror::{Inner, State, count};
 use crate::options::Mode;
 use crate::order::Order;
 use crate::overlap::Held;
@@ -191,13 +194,23 @@ async fn depart(
         false => Some(inner.local.pin(range.0, range.1)),
     };
     let pin = match pin {
-        Some(pin) => Some(pin.await?),
         None => None,
+        Some(pin) => match pin.await {
+            Ok(pin) => Some(pin),
+            Err(error) => {
+                inner.go_on_elsewhere(error).await?;
+                None
+            }
+        },
     };
     loop {
         match inner.pass(range, data_bytes) {
             Passage::Go(going) => return Ok(Departure::Go(going, pin)),
-            Passage::Mint => inner.ensure_minted().await?,
+            Passage::Mint => {
+                if let Err(error) = inner.ensure_minted().await {
+                    inner.go_on_elsewhere(error).await?;
+                }
+            }
             Passage::Refused(error) => return Err(error),
             passage => return Ok(Departure::Wait(passage)),
         }
@@ -205,6 +218,17 @@ async fn depart(
 }
 
 impl Inner {
+    /// The own log or superblock cannot be written, before any data was: a peer that has all goes on
+    /// without this leg, or the host hears of it.
+    async fn go_on_elsewhere(self: &Arc<Self>, error: IoError) -> Result<(), IoError> {
+        // The log is closed where the role is given up.
+        if error == IoError::Unreachable || !self.lock().active {
+            return Err(error);
+        }
+        let whole = self.first_whole();
+        self.go_on_without_local(whole, error).await
+    }
+
     /// Waits until it is worth asking the gate again.
     async fn wait_for_gate(&self, passage: Passage) {
         match passage {
@@ -233,7 +257,7 @@ impl Inner {
     }
 }
 
-/// One that waits at the gate no longer.
+/// One that is held no longer.
 struct Uncount<'a>(&'a Inner);
 
 impl Drop for Uncount<'_> {
@@ -311,42 +335,71 @@ async fn fly(inner: Arc<Inner>, flight: Flight) -> Result<(), IoError> {
     Ok(())
 }
 
-/// Records what the legs said.
+/// Records what the legs said. Only then the next session to a peer may decide anything.
 async fn settle(inner: &Arc<Inner>, flight: &Flight, landed: &Landed) -> Result<(), IoError> {
-    let Flight { offset, len, .. } = *flight;
-    let local = landed.local.unwrap_or(Err(IoError::WriteFault));
-    let mut whole = None;
-    for (leg, result) in landed.remote.iter().enumerate() {
+    let result = record(inner, flight, landed).await;
+    for (leg, going) in flight.going.legs.iter().enumerate() {
+        if let LegGoing::Send(sending) = going {
+            inner.sent(leg, sending.half);
+        }
+    }
+    result
+}
+
+async fn record(inner: &Arc<Inner>, flight: &Flight, landed: &Landed) -> Result<(), IoError> {
+    let (mut whole, mut lacking) = (None, false);
+    for (leg, said) in landed.remote.iter().enumerate() {
         let LegGoing::Send(sending) = &flight.going.legs[leg] else { continue };
-        match result {
-            Some(Ok(())) => {
-                let added = landed.all_ns.saturating_sub(landed.local_ns);
-                count(&inner.legs[leg].counters.added_ns, added);
-                count(&inner.legs[leg].counters.added_writes, 1);
-                if local.is_err() && inner.is_whole(leg, sending.serial) {
-                    whole = Some((leg, sending.serial));
-                } else if local.is_err() {
-                    inner.mark(leg, offset, len);
-                }
-            }
-            _ => {
-                inner.mark(leg, offset, len);
-                inner.lose(leg, sending.serial);
+        if !matches!(said, Some(Ok(()))) {
+            inner.mark(leg, flight.offset, flight.len);
+            inner.lose(leg, sending.serial);
+            lacking = true;
+            continue;
+        }
+        let added = landed.all_ns.saturating_sub(landed.local_ns);
+        count(&inner.legs[leg].counters.added_ns, added);
+        count(&inner.legs[leg].counters.added_writes, 1);
+        if inner.is_whole(leg, sending.serial) {
+            whole = Some((leg, sending.serial));
+        }
+    }
+    let Err(error) = landed.local.unwrap_or(Err(IoError::WriteFault)) else {
+        inner.complete_orders(&flight.going);
+        return if lacking { inner.record_difference().await } else { Ok(()) };
+    };
+    let gone_on = inner.go_on_without_local(whole, error).await;
+    if gone_on.is_err() {
+        // What reads find from now on is what is here. A peer may have what was to be written, and
+        // must not look equal: a crash here would make that the better.
+        let mut equal = false;
+        for (leg, going) in flight.going.legs.iter().enumerate() {
+            if !matches!(going, LegGoing::Marked) {
+                inner.mark(leg, flight.offset, flight.len);
+                equal |= inner.lose_if_it_looks_equal(leg);
             }
         }
-        inner.sent(leg, sending.half);
+        if equal || lacking {
+            // The host hears of the first error.
+            let _ = inner.record_difference().await;
+        }
     }
-    if let Err(error) = local {
-        return inner.go_on_without_local(whole, error).await;
-    }
-    inner.complete_orders(&flight.going);
-    if landed.remote.iter().flatten().any(Result::is_err) {
-        inner.ensure_minted().await?;
-    }
-    Ok(())
+    gone_on
 }
 
 impl Inner {
+    /// After a mark: ends the session, also one that has begun since, unless all that is marked is
+    /// copied before the peer is told that it is whole. True when it does.
+    fn lose_if_it_looks_equal(&self, leg: usize) -> bool {
+        let (serial, inconsistent) = {
+            let own = &self.lock().legs[leg];
+            (own.serial, own.session.is_some() && own.inconsistent)
+        };
+        if !inconsistent {
+            self.lose(leg, serial);
+        }
+        !inconsistent
+    }
+
     /// The write has completed towards its host, as far as the order of later ones is concerned.
     fn complete_orders(&self, going: &Going) {
         for (leg, going) in going.legs.iter().enumerate() {
@@ -377,7 +430,7 @@ impl Inner {
     /// A peer that the operator wants kept up to date lacks what was written, and the policy is to
     /// hold: waits until it is up to date, or the policy or the operator says otherwise.
     async fn wait_if_strict(&self) -> Result<(), IoError> {
-        self.wait(|state| {
+        let goes = |state: &mut State| {
             if !state.active {
                 return Some(Err(IoError::Unreachable));
             }
@@ -385,8 +438,14 @@ impl Inner {
                 own.wish == Wish::Mirror && own.phase != Phase::InSync && leg.options().is_strict()
             });
             (!holds).then_some(Ok(()))
-        })
-        .await
+        };
+        if let Some(result) = goes(&mut self.lock()) {
+            return result;
+        }
+        // It is held as those at the gate are.
+        self.lock().waiting += 1;
+        let _count = Uncount(self);
+        self.wait(goes).await
     }
 }
 
@@ -494,6 +553,10 @@ async fn settle_flush(
         // Legs that were not asked have all that was completed, durably.
         let whole = inner.first_whole();
         return inner.go_on_without_local(whole, error).await;
+    }
+    if !going.local {
+        // All that was completed is durable on a peer that is whole still, and nowhere else.
+        return inner.first_whole().map(|_| ()).ok_or(IoError::Unreachable);
     }
     if said.iter().flatten().any(Result::is_err) {
         inner.ensure_minted().await?;

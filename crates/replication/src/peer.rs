@@ -6,7 +6,7 @@ use std::time::Duration;
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
 use flagstone_mirror::order::Order;
 use flagstone_mirror::peer::{Answer, LinkStatus, Peer, Refusal, Request, Session};
-use flagstone_nvme::{Nqn, Wire};
+use flagstone_nvme::Nqn;
 use flagstone_nvmf::host::{AdminData, HostOptions, RemoteSession};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::{Buf, BufMut, buf};
@@ -89,9 +89,9 @@ impl Session for NvmeSession {
         };
         let (command, sent) = request.command(0, self.session.nsid());
         let data = match (sent, request.reply_bytes()) {
-            (Some(attach), _) => {
-                let mut data = buf::alloc_small(attach.bytes().len());
-                data.copy_from_slice(attach.bytes());
+            (Some(sent), _) => {
+                let mut data = buf::alloc_small(sent.bytes().len());
+                data.copy_from_slice(sent.bytes());
                 AdminData::Out(data.freeze())
             }
             (None, 0) => AdminData::None,

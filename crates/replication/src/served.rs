@@ -155,8 +155,9 @@ impl VendorSession for Served {
     }
 
     fn reply_bytes(&self, command: &Sqe) -> Result<usize, Status> {
-        match AdminOpcode(command.opcode) {
-            admin::ATTACH => Ok(0),
+        // Data goes one way: what comes with some is parsed with it.
+        match Request::sent_bytes(AdminOpcode(command.opcode)) {
+            Some(1..) => Ok(0),
             _ => Request::parse(command, &[]).map(|request| request.reply_bytes()),
         }
     }

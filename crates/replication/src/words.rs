@@ -29,6 +29,10 @@ pub(crate) fn to_wire(request: &Request) -> Option<wire::Request> {
             attach.expected.0,
             attach.in_sync,
         )),
+        Request::Ancestors { generations } => {
+            let said = generations.0.map(|generation| generation.0);
+            wire::Request::Ancestors(wire::Ancestors::new(said))
+        }
         Request::Bits { page } => wire::Request::Bitmap { page },
         Request::BeginResync { base } => state(State::BeginResync, base),
         Request::EndResync { generation } => state(State::EndResync, generation),
@@ -66,6 +70,9 @@ pub(crate) fn from_wire(request: wire::Request) -> Request {
             expected: Generation(attach.expected.get()),
             in_sync: attach.in_sync(),
         }),
+        wire::Request::Ancestors(said) => Request::Ancestors {
+            generations: List(said.generations.map(|generation| Generation(generation.get()))),
+        },
         wire::Request::Bitmap { page } => Request::Bits { page },
         wire::Request::SetState { state, generation } => {
             let generation = Generation(generation);

@@ -143,6 +143,7 @@ fn ended(document: &MirrorDocument) -> Exit {
 }
 
 async fn act(request: &Request) -> Result<Exit, Problem> {
+    tell_of_wait(request).await?;
     if request.asks_first && !request.dry_run {
         let (_, answer) = send(request, true).await?;
         if let Some(loses) = answer.loses.as_ref().filter(|_| answer.changed)
@@ -169,6 +170,23 @@ async fn act(request: &Request) -> Result<Exit, Problem> {
     let exit = watch(asking, &request.volume, |now| is_settled(request.action, peer, now)).await?;
     // Differences that an earlier verify found are not what was asked for.
     Ok(if request.action == "verify" { exit } else { Exit::Success })
+}
+
+/// Says what a failover waits for, where it does.
+async fn tell_of_wait(request: &Request) -> Result<(), Problem> {
+    if request.action != "failover" || request.body.contains_key("force") {
+        return Ok(());
+    }
+    let mut server = Server::find(request.asking.api.as_ref()).await?;
+    let now: MirrorDocument = server.get(&path(&request.volume)).await?;
+    if now.replica.is_some_and(|replica| replica.has_source) {
+        complain(&format!(
+            "a source is attached to {}: waiting for it to be found dead, for the link's time-out \
+             at most\n",
+            now.node
+        ));
+    }
+    Ok(())
 }
 
 async fn send(request: &Request, dry_run: bool) -> Result<(String, ActionDocument), Problem> {

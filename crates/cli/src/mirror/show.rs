@@ -95,14 +95,16 @@ fn peer_text(peer: &PeerDocument, was: Option<&PeerDocument>, wall: u64) -> Stri
         _ if peer.state == "mirroring" => "in sync".to_owned(),
         _ if peer.state == "target" => "it tells what is in sync".to_owned(),
         Some(then) => format!("last in sync {} ago", span(wall.saturating_sub(then) as f64)),
-        None => "not in sync since the server began".to_owned(),
+        None => "never in sync while this server ran".to_owned(),
     };
     let mode = match (peer.mode.as_str(), peer.ack.as_str()) {
         ("sync", ack) => format!("sync, acknowledges from {ack}"),
         (mode, _) => mode.to_owned(),
     };
     let mut text = format!("\npeer {}: {}; {when}; {mode}\n", peer.name, peer.state);
-    if let Some(met) = &peer.met {
+    // What is connected tells by its state how it is: that is later.
+    let tells = ["mirroring", "resynchronizing", "target"].contains(&peer.state.as_str());
+    if let Some(met) = peer.met.as_ref().filter(|_| !tells) {
         let serves = if met.active { ", served hosts" } else { "" };
         let whole = if met.inconsistent { ", not whole" } else { "" };
         let _ = writeln!(
@@ -111,12 +113,12 @@ fn peer_text(peer: &PeerDocument, was: Option<&PeerDocument>, wall: u64) -> Stri
             met.role, met.epoch, met.generation
         );
     }
-    let _ = writeln!(
-        text,
-        "  out of date {}, lost {} times",
-        size(peer.out_of_date_bytes),
-        grouped(peer.losses)
-    );
+    let lost = match peer.losses {
+        0 => String::new(),
+        1 => ", lost once".to_owned(),
+        times => format!(", lost {} times", grouped(times)),
+    };
+    let _ = writeln!(text, "  out of date {}{lost}", size(peer.out_of_date_bytes));
     if peer.given_up > 0 {
         let _ = writeln!(
             text,

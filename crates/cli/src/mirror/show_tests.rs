@@ -54,7 +54,7 @@ db: mirroring; node-a is the source, serves hosts
   volume V, replica R
 
 peer node-b: mirroring; in sync; sync, acknowledges from disk
-  out of date 3.00 MiB, lost 1 times
+  out of date 3.00 MiB, lost once
   adds 310.0 µs to a write
 
 queue depth 24, of which 0 wait for one that overlaps; 0 held
@@ -79,6 +79,24 @@ fn what_was_met_and_what_to_do_in_a_split_brain() {
     assert!(text.contains("split-brain; last in sync 1m 5s ago"), "{text}");
     assert!(text.contains("\nnext  choose whose data"), "{text}");
     assert!(text.contains("\n      "), "it goes on below: {text}");
+}
+
+/// What was met is of the past where the state is of now; and nothing was lost that was not.
+#[test]
+fn a_peer_that_is_connected_is_not_shown_as_it_was_before() {
+    for state in ["mirroring", "resynchronizing", "target"] {
+        let mut now = document(state);
+        now.peers[0].met = Some(MetDocument { inconsistent: true, ..Default::default() });
+        (now.peers[0].losses, now.peers[0].last_in_sync_seconds) = (0, None);
+        let text = flagstone_runtime::block_on(async { shown(now) }).unwrap();
+        assert!(!text.contains("met last"), "{text}");
+        assert!(text.contains("  out of date 3.00 MiB\n"), "{text}");
+    }
+    let mut now = document("resync-pending");
+    (now.peers[0].losses, now.peers[0].last_in_sync_seconds) = (2, None);
+    let text = flagstone_runtime::block_on(async { shown(now) }).unwrap();
+    assert!(text.contains("lost 2 times"), "{text}");
+    assert!(text.contains("never in sync while this server ran"), "{text}");
 }
 
 #[test]

@@ -102,6 +102,9 @@ impl Mirrors {
         if let Action::Create { source, destroy_data } = order.action {
             return create(mirrored, source, destroy_data, order.dry_run).await;
         }
+        if order.action == (Action::Failover { force: false }) {
+            mirrored.wait_for_loss().await;
+        }
         let now = self.document(mirrored);
         let foreseen = foresee(&now, order)?;
         let Some(deed) = foreseen.deed.filter(|_| !order.dry_run) else { return Ok(foreseen) };

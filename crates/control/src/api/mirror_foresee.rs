@@ -329,10 +329,13 @@ fn failover(
     }
     if replica.has_source && !force {
         return Err(Problem::conflict(format!(
-            "a source is attached to {node} at this moment, so it is alive: `flagstone mirror \
-             switchover {volume}` loses nothing"
+            "a source is attached to {node} and does not fall silent, so it is alive: `flagstone \
+             mirror switchover {volume}` loses nothing"
         ))
-        .accepting(["switchover", "failover with force"]));
+        .accepting([
+            format!("flagstone mirror switchover {volume}"),
+            format!("flagstone mirror failover {volume} --force"),
+        ]));
     }
     let names: Vec<&str> = now.peers.iter().map(|peer| peer.name.as_str()).collect();
     let names = names.join(" and ");
@@ -446,7 +449,10 @@ fn delete(
             "{node} serves {volume}: hand it to the peer first, with `flagstone mirror switchover \
              {volume} --to PEER`, or force it"
         ))
-        .accepting(["switchover", "delete with force"]));
+        .accepting([
+            format!("flagstone mirror switchover {volume} --to PEER"),
+            format!("flagstone mirror delete {volume} --force"),
+        ]));
     }
     let only = match now.peers.iter().any(|peer| peer.state == "mirroring") || !replica.active {
         true => "",

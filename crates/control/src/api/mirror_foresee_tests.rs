@@ -171,6 +171,10 @@ fn a_failover_says_what_may_be_lost() {
     assert!(does(&behind, FAILOVER).loses.unwrap().contains("asynchronous"));
     let attached = target(|replica| replica.has_source = true);
     assert!(refused(&attached, FAILOVER).contains("switchover db"));
+    let order = Order { action: FAILOVER, peer: None, dry_run: false };
+    let accepted = foresee(&attached, &order).unwrap_err().accepted;
+    let commands = ["flagstone mirror switchover db", "flagstone mirror failover db --force"];
+    assert_eq!(accepted, commands, "what can be typed");
     assert_eq!(does(&attached, Action::Failover { force: true }).deed, Some(Deed::Failover));
     refused(&target(|replica| replica.inconsistent = true), FAILOVER);
     refused(&target(|replica| replica.generation = "0000000000000000".into()), FAILOVER);

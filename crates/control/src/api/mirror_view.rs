@@ -218,8 +218,9 @@ pub(super) fn next(document: &MirrorDocument) -> Vec<String> {
     if replica.local_failed {
         next.push(format!(
             "the device of {} has failed and the peer carries the volume: hand it over with \
-             `flagstone mirror switchover {volume} --to PEER`, replace the device, and make the \
-             replica anew with `flagstone mirror create {volume} --target`",
+             `flagstone mirror switchover {volume} --to PEER`; start the server again when the \
+             device works or has room again, or replace it and make the replica anew with \
+             `flagstone mirror create {volume} --target`",
             document.node
         ));
     }

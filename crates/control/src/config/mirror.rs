@@ -13,7 +13,7 @@ use super::model::{Layer, Mirror, Peer};
 use super::performance;
 use super::reader::{Reader, suggestion};
 use crate::device_spec::{AuthorityError, DeviceSpec, HostPort, NVME_TCP_PORT};
-use crate::limits::MAX_SUGGESTED_NAMES;
+use crate::limits::{MAX_MIRROR_PEERS, MAX_SUGGESTED_NAMES};
 use crate::listen_spec::ListenSpec;
 use crate::names::{NameError, check_volume_name};
 use crate::units::{format_rate, format_size};
@@ -128,12 +128,28 @@ pub(crate) fn read_mirror(
 }
 
 fn read_peers(reader: &Reader<'_>, title: &str) -> Option<Vec<Located<String>>> {
-    if !reader.has("peer") {
-        let help = "write peer = \"NAME\", the name of a table [peer.NAME]";
-        reader.report().error(reader.place(), format!("[{title}] has no peer"), help);
+    let report = reader.report();
+    if reader.has("peer") && reader.has("peers") {
+        let related = ("the other is given at", &reader.key_place("peer"));
+        let help = "keep one of them";
+        report.error_with(&reader.key_place("peers"), "both `peer` and `peers`", help, related);
     }
-    // One: with two targets simulation still finds histories that lose writes (`mirror-two`).
-    reader.parsed("peer", node_name).map(|peer| vec![peer])
+    if let Some(peer) = reader.parsed("peer", node_name) {
+        return Some(vec![peer]);
+    }
+    if let Some(list) = reader.list("peers", MAX_MIRROR_PEERS, node_name) {
+        if list.written > 0 {
+            return Some(list.entries);
+        }
+        let help = "write the names of one or two [peer.NAME], or remove the mirror";
+        report.error(&list.place, "a mirror with nobody", help);
+        return None;
+    }
+    if !reader.has("peer") && !reader.has("peers") {
+        let help = "write peer = \"NAME\", the name of a table [peer.NAME]";
+        report.error(reader.place(), format!("[{title}] has no peer"), help);
+    }
+    None
 }
 
 fn read_bitmap_layers(reader: &Reader<'_>, title: &str, catalogues: &Catalogues) -> Vec<Layer> {

@@ -159,7 +159,7 @@ pub struct Peer {
 /// `mirror = { … }`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mirror {
-    /// Indices into [`Config::peers`].
+    /// Indices into [`Config::peers`], one or two.
     pub peers: Vec<usize>,
     /// When a write is complete.
     pub mode: Mode,

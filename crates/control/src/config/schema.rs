@@ -511,7 +511,13 @@ pub static MIRROR: Section = Section {
             "peer",
             Kind::Text("peer name"),
             "",
-            "The other node: the name of a [`[peer.NAME]`](#peername). Required.",
+            "The other node: the name of a [`[peer.NAME]`](#peername). This or `peers` is required.",
+        ),
+        key(
+            "peers",
+            Kind::List("peer name"),
+            "",
+            "One or two other nodes, in place of `peer`. The same nodes belong into the files of all, each without itself.",
         ),
         key(
             "mode",

@@ -89,13 +89,15 @@ pub(super) async fn open_log(
 }
 
 impl Mirrored {
-    /// Makes this node's replica and opens it. One that is there already with this role is fine.
+    /// Makes this node's replica and opens it. One that is there already with this role is fine, so
+    /// of two that ask at a time the second finds what the first has made.
     pub(crate) async fn create(
         self: &Rc<Self>,
         role: CreateRole,
         destroy_data: bool,
         dry_run: bool,
     ) -> Result<Created, CreateError> {
+        let _making = self.making.acquire(1).await;
         if let Some(mirror) = self.mirror() {
             return self.already(&mirror, role);
         }
@@ -226,6 +228,7 @@ impl Mirrored {
 
     /// Forgets the replica: nobody can tell any more what it is a replica of. Its data stays.
     pub(crate) async fn delete(&self, force: bool, dry_run: bool) -> Result<(), CreateError> {
+        let _making = self.making.acquire(1).await;
         let Some(mirror) = self.mirror() else {
             return Ok(());
         };

@@ -34,8 +34,9 @@ use flagstone_nvmf::host::HostOptions;
 use flagstone_nvmf::target::{SubsystemConfig, Target};
 use flagstone_replication::{Bandwidth, LinkOptions, NvmePeer, replication_nqn, serve_replica};
 use flagstone_runtime::net::Address;
-use flagstone_runtime::spawn;
+use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::task::AbortOnDrop;
+use flagstone_runtime::{spawn, time};
 
 use crate::config::{self, Config, Peer};
 use crate::names::Uuid;
@@ -78,6 +79,8 @@ pub(crate) struct Mirrored {
     target: RefCell<Option<Arc<Target>>>,
     caps: RefCell<Caps>,
     watch: RefCell<Option<AbortOnDrop<()>>>,
+    /// One at a time makes the replica, or forgets it.
+    making: Rc<Semaphore>,
 }
 
 impl Mirrored {
@@ -128,6 +131,7 @@ impl Mirrored {
             target: RefCell::default(),
             caps: RefCell::default(),
             watch: RefCell::default(),
+            making: Semaphore::new(1),
         })
     }
 }
@@ -241,8 +245,11 @@ impl Mirrored {
             allow_hosts: self.peer_hosts.clone(),
         };
         let uuid = Uuid::derived(&[b"replica", &volume.0, self.node.as_bytes()]);
-        serve_replica(&target, hidden, uuid.0, Arc::new(mirror.clone()))
-            .map_err(|error| error.to_string())?;
+        if let Err(error) = serve_replica(&target, hidden, uuid.0, Arc::new(mirror.clone())) {
+            // Its links would go on to look for peers.
+            mirror.close();
+            return Err(error.to_string());
+        }
         self.slot.set(Some(mirror.clone()));
         let served = mirror.start().await.map_err(|error| error.to_string())?;
         let role = mirror.status().role;
@@ -271,6 +278,17 @@ impl Mirrored {
             Ok(()) => tracing::info!(volume = self.name, "hosts are told: {state}"),
             Err(error) => tracing::error!(volume = self.name, "cannot tell hosts: {error}"),
         }
+    }
+
+    /// Gives a source that is attached the time to be found dead: a link that is silent is given up
+    /// after its time-out, one that was reset at once.
+    pub(crate) async fn wait_for_loss(&self) {
+        let Some(mirror) = self.mirror().filter(Mirror::has_source) else { return };
+        let timeout = self.links.iter().map(|link| link.timeout).max().unwrap_or_default();
+        tracing::info!(volume = self.name, ?timeout, "waiting for the source to be found dead");
+        let timeout = timeout + crate::limits::LOSS_GRACE;
+        let lost = time::timeout(timeout, mirror.source_gone()).await.is_ok();
+        tracing::info!(volume = self.name, lost, "waited for the source to be found dead");
     }
 
     fn way(&self, leg: usize) -> Result<SharedPeer, String> {

@@ -161,6 +161,46 @@ fn a_volume_is_made_mirrored_and_switched_over() {
     .unwrap();
 }
 
+/// Of two that ask at a time one makes the replica, and the other finds it: it is made once.
+#[test]
+fn a_replica_is_made_once_though_two_ask_for_it_at_a_time() {
+    block_on(async {
+        let [a, b] = two_nodes().await;
+        for (node, role) in [(&a, CreateRole::Source), (&b, CreateRole::Target)] {
+            let ask = || {
+                let mirrored = node.mirrored.clone();
+                flagstone_runtime::spawn(async move { mirrored.create(role, false, false).await })
+            };
+            let (first, second) = (ask(), ask());
+            let made = [first.await.unwrap().unwrap(), second.await.unwrap().unwrap()];
+            assert_eq!(made.map(|made| made.already), [false, true]);
+            assert_eq!(made[0].replica, made[1].replica);
+        }
+        eventually("in sync", || a.state() == MirrorState::Mirroring).await;
+        a.mirrored.end().await;
+        b.mirrored.end().await;
+    })
+    .unwrap();
+}
+
+/// A replica that cannot be served to peers is not left running, unseen.
+#[test]
+fn a_mirror_that_cannot_be_served_is_closed() {
+    block_on(async {
+        let [a, b] = two_nodes().await;
+        let nqn = a.mirrored.replica_nqn;
+        let taken = SubsystemConfig { nqn, serial: "T".to_owned(), allow_hosts: Vec::new() };
+        a.target.add_subsystem(taken).unwrap();
+        let held = Arc::strong_count(&a.mirrored.leg);
+        let failed = a.mirrored.create(CreateRole::Source, false, false).await;
+        assert!(matches!(failed, Err(CreateError::Failed(_))), "{failed:?}");
+        assert!(a.mirrored.mirror().is_none());
+        eventually("its tasks end", || Arc::strong_count(&a.mirrored.leg) == held).await;
+        drop(b);
+    })
+    .unwrap();
+}
+
 /// A host with both paths writes and reads while the role goes to and fro: it waits, and has no error.
 #[test]
 fn hosts_follow_a_switchover_without_an_error() {

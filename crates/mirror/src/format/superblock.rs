@@ -10,6 +10,7 @@ use crate::state::Wish;
 const MAGIC: &[u8; 8] = b"FSMIRSB\n";
 const HEIR_AT: usize = 81;
 const WISHES_AT: usize = 84;
+const RENAMING_AT: usize = 86;
 const HISTORY_AT: usize = 136;
 const PEERS_AT: usize = HISTORY_AT + 8 * HISTORY_LEN;
 const PEER_BYTES: usize = 64;
@@ -62,8 +63,19 @@ impl Flags {
 pub struct PeerRecord {
     /// The peer's replica; none for a free place.
     pub replica: Uuid,
-    /// See [`Lineage::bases`]; not empty means that the peer is out of date.
+    /// See [`Lineage::bases`]; not empty means that the peer is out of date, unless it is being
+    /// renamed.
     pub bases: List<BASES_LEN>,
+    /// The peer was in sync when the current generation was minted, because of another peer: it is
+    /// being told the name, and until that is done no write is acknowledged that it lacks.
+    pub renaming: bool,
+}
+
+impl PeerRecord {
+    /// The peer lacks what hosts were told is written.
+    pub fn is_outdated(&self) -> bool {
+        !self.bases.is_empty() && !self.renaming
+    }
 }
 
 /// See the module.
@@ -114,6 +126,10 @@ impl Superblock {
         put(&mut page, HEIR_AT, &[self.heir.map_or(0, |place| place as u8 + 1)]);
         put(&mut page, 82, &self.flags.bits().to_le_bytes());
         put(&mut page, WISHES_AT, &self.wishes.map(|wish| wish as u8));
+        let renaming = self.peers.iter().enumerate();
+        let renaming =
+            renaming.fold(0, |all, (place, peer)| all | u8::from(peer.renaming) << place);
+        put(&mut page, RENAMING_AT, &[renaming]);
         put(&mut page, 88, &self.epoch.to_le_bytes());
         put(&mut page, 96, &self.current.0.to_le_bytes());
         put(&mut page, 104, &self.log.0);
@@ -159,10 +175,15 @@ impl Superblock {
             }
             list
         };
+        let [renaming] = fields.bytes(RENAMING_AT);
+        if renaming >> PEERS_MAX != 0 {
+            return Err(FormatError::Field("renaming"));
+        }
         let mut peers = [PeerRecord::default(); PEERS_MAX];
         for (index, peer) in peers.iter_mut().enumerate() {
             let at = PEERS_AT + index * PEER_BYTES;
             peer.replica = fields.uuid(at);
+            peer.renaming = renaming >> index & 1 == 1;
             for (index, slot) in peer.bases.0.iter_mut().enumerate() {
                 *slot = fields.generation(at + 16 + 8 * index);
             }
@@ -206,6 +227,14 @@ impl Superblock {
         Lineage { current: self.current, bases, history: self.history }
     }
 
+    /// What the data here comes from, whoever may hold it still: the newest first.
+    pub fn ancestors(&self) -> List<HISTORY_LEN> {
+        let mut all = self.history;
+        let bases = self.peers.iter().flat_map(|peer| peer.bases.iter());
+        bases.for_each(|base| all.remember(base));
+        all
+    }
+
     /// Takes a lineage that moved on over.
     pub fn set_lineage(&mut self, peer: usize, lineage: &Lineage) {
         (self.current, self.history) = (lineage.current, lineage.history);
@@ -240,6 +269,7 @@ pub(crate) mod tests {
             heir in prop::option::of(0..PEERS_MAX),
             history in any_list(),
             bases in (any_list(), any_list()),
+            renaming in any::<[bool; 2]>(),
             wishes in prop::array::uniform2(prop::sample::select(&Wish::ALL[..])),
         ) -> Superblock {
             let [volume, replica, log, first, second] = names.map(Uuid);
@@ -258,8 +288,8 @@ pub(crate) mod tests {
                 incarnation: numbers[3],
                 wishes,
                 peers: [
-                    PeerRecord { replica: first, bases: bases.0 },
-                    PeerRecord { replica: second, bases: bases.1 },
+                    PeerRecord { replica: first, bases: bases.0, renaming: renaming[0] },
+                    PeerRecord { replica: second, bases: bases.1, renaming: renaming[1] },
                 ],
             }
         }
@@ -308,6 +338,7 @@ pub(crate) mod tests {
             format!("| 10 | 2 | length up to the end of the peers, {END} |"),
             format!("| {HEIR_AT} | 1 | heir"),
             format!("| {WISHES_AT} | {PEERS_MAX} | wishes"),
+            format!("| {RENAMING_AT} | 1 | renaming"),
             format!("| {HISTORY_AT} | {} | history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),
             peers,
         ];

@@ -21,12 +21,16 @@ pub mod request;
 pub use compressed::{Codec, CompressedWrite};
 pub use order::{Order, OrderedWrite, OrderedZeroes};
 pub use reply::{About, AboutError, Refusal, Role};
-pub use request::{Attach, Request, State};
+pub use request::{Ancestors, Attach, Request, Sent, State};
 
 /// Data of Replica Identify, in bytes.
 pub const IDENTIFY_BYTES: usize = 512;
 /// Data of Replica Attach, in bytes.
 pub const ATTACH_BYTES: usize = 64;
+/// Generations that Replica Ancestors carries.
+pub const ANCESTORS: usize = reply::HISTORY;
+/// Data of Replica Ancestors, in bytes.
+pub const ANCESTORS_BYTES: usize = ANCESTORS * 8;
 /// Words of 64 bits in one page of the bitmap: what fits a page of 4,096 B beside a header of 64 B.
 pub const BITMAP_WORDS: usize = 504;
 /// Data of Replica Bitmap, in bytes.
@@ -52,6 +56,8 @@ pub mod admin {
     pub const IDENTIFY: AdminOpcode = AdminOpcode(0xc2);
     /// Replica Set State.
     pub const SET_STATE: AdminOpcode = AdminOpcode(0xc4);
+    /// Replica Ancestors.
+    pub const ANCESTORS: AdminOpcode = AdminOpcode(0xc5);
     /// Replica Bitmap.
     pub const BITMAP: AdminOpcode = AdminOpcode(0xc6);
     /// Replica Promote.
@@ -66,8 +72,10 @@ pub mod admin {
     pub const SURRENDER: AdminOpcode = AdminOpcode(0xd4);
 
     /// All of them, ascending.
-    pub const ALL: [AdminOpcode; 9] =
-        [ATTACH, IDENTIFY, SET_STATE, BITMAP, PROMOTE, CHECKSUM, HAND_OVER, GO_ALONE, SURRENDER];
+    pub const ALL: [AdminOpcode; 10] = [
+        ATTACH, IDENTIFY, SET_STATE, ANCESTORS, BITMAP, PROMOTE, CHECKSUM, HAND_OVER, GO_ALONE,
+        SURRENDER,
+    ];
 }
 
 /// I/O opcodes of vendor specific commands.
@@ -97,6 +105,7 @@ mod tests {
             HostToController,
             ControllerToHost,
             None,
+            HostToController,
             ControllerToHost,
             None,
             ControllerToHost,

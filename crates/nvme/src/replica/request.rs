@@ -1,6 +1,9 @@
 //! What a replica is asked: admin commands, and the data of those that have some.
 
-use super::{ATTACH_BYTES, BITMAP_BYTES, CHECK_BYTES, CHECK_UNIT_MIN_BYTES, IDENTIFY_BYTES, admin};
+use super::{
+    ANCESTORS, ANCESTORS_BYTES, ATTACH_BYTES, BITMAP_BYTES, CHECK_BYTES, CHECK_UNIT_MIN_BYTES,
+    IDENTIFY_BYTES, admin,
+};
 use crate::command::Sqe;
 use crate::opcode::{AdminOpcode, DataDirection};
 use crate::sgl::SglDescriptor;
@@ -61,6 +64,42 @@ impl Attach {
     }
 }
 
+wire! {
+    /// Data of Replica Ancestors.
+    pub struct Ancestors [128] {
+        /// Earlier generations of the source's data, the newest first; 0 fills the rest.
+        0 => pub generations: [U64; ANCESTORS],
+    }
+}
+
+impl Ancestors {
+    /// These generations.
+    #[must_use]
+    pub fn new(generations: [u64; ANCESTORS]) -> Ancestors {
+        Ancestors { generations: generations.map(U64::new) }
+    }
+}
+
+/// What goes with a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// With Replica Attach.
+    Attach(Attach),
+    /// With Replica Ancestors.
+    Ancestors(Ancestors),
+}
+
+impl Sent {
+    /// As it is on the wire.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Sent::Attach(attach) => attach.bytes(),
+            Sent::Ancestors(ancestors) => ancestors.bytes(),
+        }
+    }
+}
+
 /// What Replica Set State sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -101,6 +140,8 @@ pub enum Request {
     },
     /// Let me write to you.
     Attach(Attach),
+    /// What the source's data comes from.
+    Ancestors(Ancestors),
     /// A page of the bitmap.
     Bitmap {
         /// Its number, from 0: its first bit is 32,256 times that.
@@ -155,6 +196,7 @@ impl Request {
         match self {
             Request::Identify { .. } => admin::IDENTIFY,
             Request::Attach(_) => admin::ATTACH,
+            Request::Ancestors(_) => admin::ANCESTORS,
             Request::Bitmap { .. } => admin::BITMAP,
             Request::Checksum { .. } => admin::CHECKSUM,
             Request::SetState { .. } => admin::SET_STATE,
@@ -182,15 +224,17 @@ impl Request {
     pub fn sent_bytes(opcode: AdminOpcode) -> Option<usize> {
         match opcode {
             admin::ATTACH => Some(ATTACH_BYTES),
+            admin::ANCESTORS => Some(ANCESTORS_BYTES),
             other => admin::ALL.contains(&other).then_some(0),
         }
     }
 
     /// The command, to namespace `nsid`, and what goes with it.
     #[must_use]
-    pub fn command(&self, cid: u16, nsid: u32) -> (Sqe, Option<Attach>) {
+    pub fn command(&self, cid: u16, nsid: u32) -> (Sqe, Option<Sent>) {
         let moved = match self {
             Request::Attach(_) => ATTACH_BYTES,
+            Request::Ancestors(_) => ANCESTORS_BYTES,
             other => other.reply_bytes(),
         };
         let opcode = self.opcode().0;
@@ -201,7 +245,8 @@ impl Request {
         };
         match *self {
             Request::Identify { asker } => set(0, &asker),
-            Request::Attach(attach) => data = Some(attach),
+            Request::Attach(attach) => data = Some(Sent::Attach(attach)),
+            Request::Ancestors(ancestors) => data = Some(Sent::Ancestors(ancestors)),
             Request::Bitmap { page: number } | Request::Promote { epoch: number } => {
                 set(0, &number.to_le_bytes());
             }
@@ -245,6 +290,10 @@ impl Request {
                 let attach = Attach::view(data).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
                 attach.check()?;
                 (Request::Attach(*attach), 0)
+            }
+            admin::ANCESTORS => {
+                let said = Ancestors::view(data).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
+                (Request::Ancestors(*said), 0)
             }
             admin::BITMAP => (Request::Bitmap { page: fields.u64(0) }, 8),
             admin::CHECKSUM => (fields.checksum()?, 16),
@@ -331,6 +380,7 @@ mod tests {
             any::<[u8; 16]>().prop_map(|asker| Request::Identify { asker }),
             (uuid(), uuid(), any::<u64>(), any::<u64>(), any::<bool>())
                 .prop_map(|(a, b, c, d, e)| Request::Attach(Attach::new(a, b, c, d, e))),
+            any::<[u64; ANCESTORS]>().prop_map(|said| Request::Ancestors(Ancestors::new(said))),
             any::<u64>().prop_map(|page| Request::Bitmap { page }),
             (0..u64::MAX - CHECK_BYTES, parts(), parts()).prop_map(|(offset, len, unit_bytes)| {
                 Request::Checksum { offset, len, unit_bytes }

@@ -210,9 +210,14 @@ impl RemoteSession {
         self.call(move |io| io.submit_compressed(offset, len, compressed, fua, order))
     }
 
-    /// Writes zeroes, as a block device does.
+    /// Writes zeroes, as a block device does. Where they may be deallocated the target is told so
+    /// whatever it says of other deallocated blocks: it reads zeroes there in any case (NVM Command
+    /// Set 1.0c, 3.2.8), and one of our own keeps a hole a hole.
     pub fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.call(move |io| io.submit_zeroes(offset, len, flags))
+        self.call(move |mut io| {
+            io.shape.zero_deallocates = true;
+            io.submit_zeroes(offset, len, flags)
+        })
     }
 
     /// Writes zeroes when it is its turn, of any length.

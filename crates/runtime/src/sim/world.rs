@@ -272,6 +272,11 @@ impl World {
         self.with_disk(node, path, |disk| disk.faults = faults);
     }
 
+    /// From now on a disk holds so many bytes of 4 KiB blocks in all.
+    pub fn set_space(&self, node: NodeId, path: impl AsRef<Path>, space_bytes: u64) {
+        self.with_disk(node, path, |disk| disk.config.space_bytes = space_bytes);
+    }
+
     /// Nothing completes on a disk for this long.
     pub fn stall(&self, node: NodeId, path: impl AsRef<Path>, span: Duration) {
         let until = self.now().as_nanos().saturating_add(nanos(span));

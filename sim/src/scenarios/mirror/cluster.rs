@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
 use flagstone_mirror::format::newest;
-use flagstone_mirror::format::superblock::Superblock;
+use flagstone_mirror::format::superblock::{Role, Superblock};
 use flagstone_mirror::id::{Generation, Uuid};
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
@@ -75,15 +75,20 @@ impl World {
         if !attached || self.state(index) != Some(MirrorState::Mirroring) {
             return;
         }
-        self.lossy[1 - index].set(false);
+        self.take_over(1 - index);
+    }
+
+    /// The node has the other's data: hosts may read there what they may read here.
+    fn take_over(&self, index: usize) {
+        self.lossy[index].set(false);
         let mut lines = self.lines.borrow_mut();
         if !lines[index].model.is(&lines[1 - index].model) {
-            let lost = lines[1 - index].has_promised(self.mode);
-            assert!(!lost, "what the hosts of node {} were promised is given up", 1 - index);
-            let model = lines[index].model.clone();
+            let lost = lines[index].has_promised(self.mode);
+            assert!(!lost, "what the hosts of node {index} were promised is given up");
+            let model = lines[1 - index].model.clone();
             let base = model.moment();
-            lines[index].base = base;
-            lines[1 - index] = Line::new(model, base);
+            lines[1 - index].base = base;
+            lines[index] = Line::new(model, base);
         }
     }
 }
@@ -102,6 +107,8 @@ pub(super) struct Cluster {
     volatile: bool,
     depth: usize,
     pause_ms: u64,
+    /// Flushes of the node's disk may fail.
+    flushes_fail: [Cell<bool>; 2],
 }
 
 fn options() -> FileOptions {
@@ -163,6 +170,7 @@ impl Cluster {
             volatile,
             depth,
             pause_ms,
+            flushes_fail: Default::default(),
             sim,
         }
     }
@@ -220,6 +228,7 @@ impl Cluster {
             return;
         }
         self.reconcile();
+        self.doubt_flushes(index);
         if power {
             let whole = self.is_whole_target(index);
             if self.volatile && !whole {
@@ -264,12 +273,32 @@ impl Cluster {
         (0..2).for_each(|index| self.world.reconcile(index));
     }
 
+    /// Who mirrors calls the data of both by one name.
+    fn assert_one_name(&self) {
+        for index in 0..2 {
+            let attached = self.mirror(1 - index).is_some_and(|mirror| mirror.has_source());
+            let fails = self.mirror(index).is_some_and(|mirror| mirror.has_failed());
+            if !attached || fails || self.state(index) != Some(MirrorState::Mirroring) {
+                continue;
+            }
+            let [source, target] = [index, 1 - index].map(|node| self.superblock(node));
+            let (Some(source), Some(target)) = (source, target) else { continue };
+            // One that is asked to go on alone has a name of its own before its source hears of it.
+            let one = source.current == target.current || target.history.contains(source.current);
+            assert!(one, "in sync under two names\n{}", self.describe());
+        }
+    }
+
     /// The node is about to serve though the other may: from now on their data may differ.
     pub(super) fn part(&self, index: usize) {
         self.reconcile();
-        let outdated = self
-            .superblock(1 - index)
-            .is_some_and(|other| other.peers.iter().any(|peer| !peer.bases.is_empty()));
+        // A target that its source had to go on alone, when the source's disk failed, keeps no log:
+        // what it went on from is in its history.
+        let before = self.superblock(index).map(|mine| mine.current);
+        let outdated = self.superblock(1 - index).is_some_and(|other| {
+            other.peers.iter().any(|peer| !peer.bases.is_empty())
+                || before.is_some_and(|before| other.history.contains(before))
+        });
         // A target that has taken over the source's generation has all of it, though the source
         // may not have heard of that.
         let found = [index, 1 - index].map(|node| self.superblock(node));
@@ -288,11 +317,35 @@ impl Cluster {
         for (node, line) in lines.iter_mut().enumerate() {
             let found = self.superblock(node);
             line.parted_at = found.map_or(Generation::NONE, |found| found.current);
+            // What was minted before is of the one line that there was.
+            line.minted = false;
+        }
+    }
+
+    /// Notices targets that have taken over the source's generation since the lines parted: with it
+    /// they have its data, though the source may never hear of it.
+    fn notice_targets(&self) {
+        for index in 0..2 {
+            let [mine, source] = [index, 1 - index].map(|node| self.superblock(node));
+            let (Some(mine), Some(source)) = (mine, source) else { continue };
+            let has = mine.current == source.current && !mine.flags.inconsistent;
+            let roles = (mine.role, source.role) == (Role::Target, Role::Source);
+            let active = self.state(index).is_some();
+            let parted_at = {
+                let lines = self.world.lines.borrow();
+                let two = !lines[0].model.is(&lines[1].model);
+                two.then_some(lines[index].parted_at)
+            };
+            if has && roles && !active && parted_at.is_some_and(|parted| parted != mine.current) {
+                self.world.take_over(index);
+            }
         }
     }
 
     /// Notices generations that nodes have minted since they parted.
     pub(super) fn watch(&self) {
+        self.assert_one_name();
+        self.notice_targets();
         let [a, b] = [0, 1].map(|node| self.superblock(node).map(|found| found.current));
         let mut lines = self.world.lines.borrow_mut();
         for (line, (mine, others)) in lines.iter_mut().zip([(a, b), (b, a)]) {
@@ -314,12 +367,67 @@ impl Cluster {
         let faults = DiskFaults::default();
         let faults =
             if read { faults.unreadable_at(from..to) } else { faults.unwritable_at(from..to) };
-        self.sim.set_faults(self.nodes[index], DATA, faults);
+        self.set_faults(index, DATA, faults);
     }
 
-    /// A node's disk is sound again.
+    /// The superblock's slots and the end of the log before them cannot be written any more, or one
+    /// slot cannot.
+    pub(super) fn damage_superblock(&self, index: usize) {
+        let from = self.device_bytes - 4096 * self.sim.random_between(1, 5);
+        let to = from + 4096 * self.sim.random_between(1, 3);
+        let faults = DiskFaults::default().unwritable_at(from..to);
+        self.set_faults(index, DATA, faults);
+    }
+
+    /// A disk of a node fails at random from now on: the one with the data, or the log's.
+    pub(super) fn break_disk(&self, index: usize, log: bool) {
+        let sim = &self.sim;
+        let rate = |most: f64| match sim.chance(0.5) {
+            true => most * sim.random_between(1, 100) as f64 / 100.0,
+            false => 0.0,
+        };
+        let faults = DiskFaults {
+            read_errors: rate(0.3),
+            write_errors: rate(0.1),
+            flush_errors: rate(0.1),
+            ..DiskFaults::default()
+        };
+        self.set_faults(index, if log { LOG } else { DATA }, faults);
+    }
+
+    /// A node's disk takes no more blocks than it holds, or a few: it is thin, and what is below it
+    /// is full.
+    pub(super) fn fill_disk(&self, index: usize) {
+        let held = self.sim.disk_stats(self.nodes[index], DATA).allocated_bytes;
+        let left = 4096 * self.sim.random_between(0, 8);
+        self.sim.set_space(self.nodes[index], DATA, held + left);
+    }
+
+    fn set_faults(&self, index: usize, path: &str, faults: DiskFaults) {
+        let failing = faults.flush_errors > 0.0;
+        self.sim.set_faults(self.nodes[index], path, faults);
+        if failing && path == DATA {
+            self.flushes_fail[index].set(true);
+        }
+        self.doubt_flushes(index);
+    }
+
+    /// Flushes of a node's disk have failed, or may have, of which no host heard: what was written
+    /// before and is not written again may be lost with the power.
+    fn doubt_flushes(&self, index: usize) {
+        if self.flushes_fail[index].get() {
+            self.world.lines.borrow()[index].model.flush_failed();
+        }
+    }
+
+    /// A node's disks are sound again.
     pub(super) fn repair(&self, index: usize) {
-        self.sim.set_faults(self.nodes[index], DATA, DiskFaults::default());
+        self.doubt_flushes(index);
+        self.flushes_fail[index].set(false);
+        for path in [DATA, LOG] {
+            self.sim.set_faults(self.nodes[index], path, DiskFaults::default());
+        }
+        self.sim.set_space(self.nodes[index], DATA, u64::MAX);
     }
 
     /// While a node is down its log is replaced: by the one that it had when it was made, or by

@@ -4,6 +4,8 @@
 //! of the other's sight makes it two. When both are one again, the line that was given up must have
 //! nothing that a host was promised, unless the operator gave it up.
 
+#[cfg(test)]
+mod broken;
 mod cluster;
 mod link;
 #[cfg(test)]
@@ -55,6 +57,14 @@ pub const FAULTY: Scenario = Scenario {
     run: |seed| steps::run(seed, &Kind { faults: true, ..Kind::default() }),
 };
 
+/// On disks that fail at random.
+pub const BROKEN: Scenario = Scenario {
+    name: "mirror-broken",
+    about: "a mirror of any mode on disks that fail reads, writes and flushes at random, or are \
+            full, under data, superblocks and logs",
+    run: |seed| steps::run(seed, &Kind::broken(seed)),
+};
+
 /// With two targets.
 pub const TWO: Scenario = Scenario {
     name: "mirror-two",
@@ -64,7 +74,7 @@ pub const TWO: Scenario = Scenario {
 };
 
 /// All of them.
-pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC, FAULTY, TWO];
+pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC, FAULTY, BROKEN, TWO];
 
 /// What is run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,6 +84,20 @@ struct Kind {
     when_lost: WhenPeerLost,
     /// Disks fail too, and logs are lost.
     faults: bool,
+    /// They fail at random, all over.
+    broken: bool,
+}
+
+impl Kind {
+    fn broken(seed: u64) -> Kind {
+        let kind = Kind { faults: true, broken: true, ..Kind::default() };
+        match seed % 5 {
+            0 | 1 => kind,
+            2 => Kind { ack: Ack::Memory, ..kind },
+            3 => Kind { when_lost: WhenPeerLost::Strict, ..kind },
+            _ => Kind { mode: Mode::Async, ..kind },
+        }
+    }
 }
 
 /// Outcome of the seeds of one kind, for tests.

@@ -1,6 +1,7 @@
 //! Two nodes that mirror a volume without faults of their own, for tests that say what happens.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 
 use super::link::{Hub, HubHandle};
 
-const DATA: &str = "/dev/data";
+pub(super) const DATA: &str = "/dev/data";
 
 /// What a bit stands for, and a block of these tests.
 pub(super) const BLOCK: u64 = 64 << 10;
@@ -26,6 +27,11 @@ pub(super) const BLOCK: u64 = 64 << 10;
 pub(super) const BLOCKS: u64 = 64;
 /// Four blocks are a region.
 pub(super) const REGION: u64 = 4 * BLOCK;
+
+/// Superblocks, headers, records and a page, in bytes of the device.
+pub(super) const METADATA: Range<u64> = BLOCKS * BLOCK..BLOCKS * BLOCK + 7 * 4096;
+/// The superblocks of these.
+pub(super) const SUPERBLOCKS: Range<u64> = METADATA.end - 2 * 4096..METADATA.end;
 
 pub(super) struct Pair {
     pub(super) sim: Simulation,
@@ -57,8 +63,7 @@ impl Pair {
             region_bytes: REGION as u32,
             hot_regions: 32,
         };
-        // Superblocks, headers, records and a page.
-        let device_bytes = BLOCKS * BLOCK + 7 * 4096;
+        let device_bytes = METADATA.end;
         for (index, node) in nodes.into_iter().enumerate() {
             sim.add_disk(node, DATA, DiskConfig::block_device(device_bytes));
             let create = Create { volume: Uuid([7; 16]), with_data: index == 0, shape };

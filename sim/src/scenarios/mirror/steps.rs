@@ -36,7 +36,7 @@ pub(super) fn run(seed: u64, kind: &Kind) -> Outcome {
 }
 
 /// What [`step`] does by its choice, for who looks at a failing seed with `RUST_LOG=info`.
-const WORDS: [&str; 22] = [
+const WORDS: [&str; 29] = [
     "cut both ways",
     "cut one way",
     "heal",
@@ -59,6 +59,13 @@ const WORDS: [&str; 22] = [
     "sound again",
     "lose the log",
     "bring an old log",
+    "fail at random",
+    "fail at random",
+    "fail at random",
+    "fail the log at random",
+    "fail the superblock",
+    "fill the disk",
+    "sound again",
 ];
 
 /// One thing goes wrong, or is asked for.
@@ -67,7 +74,12 @@ fn step(cluster: &Cluster) {
     let sim = &cluster.sim;
     let index = sim.random_between(0, 1) as usize;
     let (here, there) = (cluster.nodes[index], cluster.nodes[1 - index]);
-    let choice = sim.random_between(0, if cluster.kind.faults { 21 } else { 15 });
+    let choices = match cluster.kind {
+        Kind { broken: true, .. } => 28,
+        Kind { faults: true, .. } => 21,
+        _ => 15,
+    };
+    let choice = sim.random_between(0, choices);
     tracing::info!(
         at_us = sim.now().as_nanos() / 1000,
         node = index,
@@ -108,7 +120,12 @@ fn step(cluster: &Cluster) {
         18 => cluster.damage(index, false),
         19 => cluster.repair(index),
         20 => cluster.replace_log(index, false),
-        _ => cluster.replace_log(index, true),
+        21 => cluster.replace_log(index, true),
+        22..=24 => cluster.break_disk(index, false),
+        25 => cluster.break_disk(index, true),
+        26 => cluster.damage_superblock(index),
+        27 => cluster.fill_disk(index),
+        _ => cluster.repair(index),
     }
 }
 

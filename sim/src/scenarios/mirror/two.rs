@@ -1,6 +1,7 @@
-//! A volume mirrored to two targets: three nodes, each with a way to both others. The role of the
-//! source moves by switchover alone, so what hosts may read is one line of data; and whoever was
-//! the source when it died is it again.
+//! A volume mirrored to two targets: three nodes, each with a way to both others. What hosts may
+//! read is one line of data: the role of the source moves by switchover, and by failover to a
+//! target that was whole when the source died. That source stays away until both others are one
+//! again, as an operator sees to; whoever else was the source when it died is it again.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -43,6 +44,10 @@ struct World {
     stop: Rc<Cell<bool>>,
     /// The source lost its power, and hosts have not been served since.
     lossy: Cell<bool>,
+    /// The source that died last, and which targets were in sync with it and have lived since.
+    fallen: Cell<Option<(usize, [bool; NODES])>>,
+    /// A source that was failed over from, while the others have not become one.
+    buried: Cell<Option<usize>>,
 }
 
 pub(super) fn run(seed: u64) -> Outcome {
@@ -91,6 +96,8 @@ impl Trio {
             mirrors: RefCell::default(),
             stop: Rc::default(),
             lossy: Cell::new(false),
+            fallen: Cell::new(None),
+            buried: Cell::new(None),
         };
         let options = LoadOptions {
             stop: world.stop.clone(),
@@ -149,6 +156,12 @@ impl Trio {
             return;
         }
         let served = self.active() == Some(index);
+        if served {
+            self.world.fallen.set(Some((index, self.whole_targets(index))));
+        } else if let Some((source, mut whole)) = self.world.fallen.get() {
+            whole[index] = false;
+            self.world.fallen.set(Some((source, whole)));
+        }
         if power {
             self.sim.power_off(self.nodes[index]);
             let lossy = self.world.lossy.get() || (served && self.volatile);
@@ -160,7 +173,57 @@ impl Trio {
         self.world.mirrors.borrow_mut()[index] = None;
     }
 
+    /// The leg of `index` that leads to `other`.
+    fn leg_to(index: usize, other: usize) -> usize {
+        if other < index { other } else { other - 1 }
+    }
+
+    fn mirrors(&self, index: usize, other: usize) -> bool {
+        let state = |mirror: Arc<Mirror>| mirror.state(Trio::leg_to(index, other));
+        let attached = self.mirror(other).is_some_and(|mirror| mirror.has_source());
+        attached && self.mirror(index).map(state) == Some(MirrorState::Mirroring)
+    }
+
+    fn whole_targets(&self, source: usize) -> [bool; NODES] {
+        std::array::from_fn(|other| other != source && self.mirrors(source, other))
+    }
+
+    /// The source is dead, and the operator makes a target the source that has all of its data:
+    /// this one, or the next.
+    fn fail_over(&self, index: usize) {
+        let Some((dead, whole)) = self.world.fallen.get() else { return };
+        let up = |node: usize| self.sim.is_up(self.nodes[node]);
+        let one_buried = self.world.buried.get().is_some();
+        if self.active().is_some() || up(dead) || one_buried {
+            return;
+        }
+        let mut next = (index..index + NODES).map(|index| index % NODES);
+        let Some(index) = next.find(|index| up(*index) && whole[*index]) else { return };
+        self.world.buried.set(Some(dead));
+        self.command(index, async move |mirror| {
+            let _ = mirror.failover().await;
+        });
+        let deadline = self.sim.now() + PEACE;
+        while self.active() != Some(index) {
+            self.sim.run_for(Duration::from_millis(1));
+            assert!(self.sim.now() < deadline, "no failover\n{}", self.describe());
+        }
+    }
+
+    /// Both others are one: the source of the past may come back.
+    fn may_come_back(&self, dead: usize) -> bool {
+        let Some(active) = self.active() else { return false };
+        let mut others = (0..NODES).filter(|other| *other != dead && *other != active);
+        others.all(|other| self.mirrors(active, other))
+    }
+
     fn restart(&self, index: usize) {
+        if self.world.buried.get() == Some(index) {
+            if !self.may_come_back(index) {
+                return;
+            }
+            self.world.buried.set(None);
+        }
         if !self.sim.is_up(self.nodes[index]) {
             self.sim.restart(self.nodes[index]);
             self.start(index);
@@ -183,7 +246,7 @@ impl Trio {
         let (index, other) = (pick(), pick());
         let (here, there) = (self.nodes[index], self.nodes[other]);
         let leg = sim.random_between(0, 1) as usize;
-        let choice = sim.random_between(0, 13);
+        let choice = sim.random_between(0, 15);
         tracing::info!(at_us = sim.now().as_nanos() / 1000, index, other, choice);
         match choice {
             0 => {
@@ -206,7 +269,8 @@ impl Trio {
                     let _ = mirror.set_wish(leg, wish).await;
                 });
             }
-            12 => sim.stall(here, DATA, sim.random_span(Duration::ZERO, Duration::from_secs(2))),
+            12 | 13 => self.fail_over(index),
+            14 => sim.stall(here, DATA, sim.random_span(Duration::ZERO, Duration::from_secs(2))),
             _ => {
                 let slow = sim.random_span(Duration::from_micros(100), Duration::from_millis(40));
                 self.hub.hub().set_slow(slow);
@@ -231,6 +295,7 @@ impl Trio {
         while !self.is_whole() {
             self.sim.run_for(Duration::from_secs(1));
             for index in 0..NODES {
+                self.restart(index);
                 for leg in 0..2 {
                     self.command(index, async move |mirror| {
                         let _ = mirror.set_wish(leg, Wish::Mirror).await;

@@ -1,0 +1,179 @@
+//! Disks that fail at a moment that is chosen, one test each.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+use flagstone_blockdev::{BlockDevice, IoError};
+use flagstone_mirror::Ack;
+use flagstone_mirror::peer::Request;
+use flagstone_mirror::state::MirrorState;
+use flagstone_runtime::sim::DiskFaults;
+use flagstone_runtime::{buf, time};
+
+use super::link::Fate;
+use super::pair::{BLOCK, DATA, METADATA, Pair, SUPERBLOCKS, fill};
+
+fn unwritable(pair: &Pair, index: usize, range: Range<u64>) {
+    set(pair, index, DiskFaults::default().unwritable_at(range));
+}
+
+fn set(pair: &Pair, index: usize, faults: DiskFaults) {
+    pair.sim.set_faults(pair.nodes[index], DATA, faults);
+}
+
+fn block(number: u64) -> Range<u64> {
+    number * BLOCK..(number + 1) * BLOCK
+}
+
+/// A block as a host of a node reads it.
+fn read(pair: &Pair, index: usize, block: u64) -> Result<Vec<u8>, IoError> {
+    pair.on(index, move |mirror| async move {
+        let memory = buf::alloc(BLOCK as usize).await;
+        mirror.read(block * BLOCK, memory).await.map(|found| found.to_vec())
+    })
+}
+
+/// The node that serves once both are whole.
+fn whole(pair: &Pair) -> usize {
+    let deadline = pair.sim.now() + Duration::from_secs(60);
+    loop {
+        let whole = |index: &usize| pair.state(*index) == MirrorState::Mirroring;
+        if let Some(index) = [0, 1].into_iter().find(whole) {
+            pair.becomes_whole(index);
+            return index;
+        }
+        pair.sim.run_for(Duration::from_millis(10));
+        assert!(pair.sim.now() < deadline, "nobody leads");
+    }
+}
+
+#[test]
+fn what_failed_at_the_source_is_not_there_after_its_crash() {
+    for seed in 0..6 {
+        let pair = Pair::new(seed, |_| {});
+        pair.write(0, 9, 1).expect("both are there");
+        pair.cut();
+        pair.write(0, 20, 3).expect("the peer is lost");
+        unwritable(&pair, 0, block(9));
+        let said = Rc::new(Cell::new(None));
+        let (mirror, world, node) = (pair.mirror(0), pair.sim.world(), pair.nodes[0]);
+        let saying = said.clone();
+        // All is copied, and the target learns that it is whole; a write fails here meanwhile.
+        pair.hub().set_fate(move |request| {
+            if !matches!(request, Request::EndResync { .. }) || saying.get().is_some() {
+                return Fate::Arrives;
+            }
+            let (mirror, saying) = (mirror.clone(), saying.clone());
+            world.spawn_on(node, async move { saying.set(Some(fill(&mirror, 9, 2).await)) });
+            Fate::Arrives
+        });
+        pair.hub().heal();
+        while said.get().is_none() {
+            pair.sim.run_for(Duration::from_micros(100));
+        }
+        assert!(said.get().is_some_and(|said| said.is_err()), "it was not written here");
+        // The hand-over ends meanwhile, if it does.
+        pair.sim.run_for(Duration::from_millis(20));
+        let before = read(&pair, 0, 9).expect("it can be read");
+        pair.end(0, false);
+        set(&pair, 0, DiskFaults::default());
+        pair.restart(0);
+        let source = whole(&pair);
+        assert!(read(&pair, source, 9) == Ok(before), "what was read has changed, seed {seed}");
+    }
+}
+
+#[test]
+fn in_sync_is_said_of_the_generation_that_was_found() {
+    for delay_us in (0..4000).step_by(100) {
+        let pair = Pair::new(18, |_| {});
+        pair.cut();
+        pair.write(0, 50, 1).expect("the peer is lost");
+        pair.hub().heal();
+        pair.becomes_whole(0);
+        pair.cut();
+        pair.sim.run_for(Duration::from_secs(1));
+        // Equal still. The first write without the peer comes while the answer is on its way.
+        pair.hub().set_slow(Duration::from_millis(5));
+        let (mirror, world, node) = (pair.mirror(0), pair.sim.world(), pair.nodes[0]);
+        let source = pair.superblock(0).replica;
+        let written = Rc::new(RefCell::new(None));
+        let writing = written.clone();
+        pair.hub().set_fate(move |request| {
+            if *request == (Request::Identify { asker: source }) && writing.borrow().is_none() {
+                let mirror = mirror.clone();
+                *writing.borrow_mut() = Some(world.spawn_on(node, async move {
+                    time::sleep(Duration::from_micros(delay_us)).await;
+                    fill(&mirror, 3, 5).await
+                }));
+            }
+            Fate::Arrives
+        });
+        pair.hub().heal();
+        while written.borrow().is_none() {
+            pair.sim.run_for(Duration::from_micros(100));
+        }
+        let written = written.borrow_mut().take().expect("it has begun");
+        assert_eq!(pair.sim.block_on(written), Ok(Ok(())));
+        pair.becomes_whole(0);
+        let names = [0, 1].map(|index| pair.superblock(index).current);
+        assert_eq!(names[0], names[1], "in sync under two names: {delay_us} µs");
+        // What the peer had is known still, so no more is copied than what was written.
+        let copied = pair.peer_status(0).resync_done_bytes;
+        assert!(copied <= BLOCK, "{copied} bytes were copied: {delay_us} µs");
+    }
+}
+
+#[test]
+fn a_peer_that_may_have_gone_on_alone_is_no_split_brain() {
+    for fate in [Fate::Lost, Fate::Unanswered] {
+        let pair = Pair::new(19, |_| {});
+        unwritable(&pair, 0, block(9));
+        pair.hub().set_fate(move |request| match request {
+            Request::GoAlone { .. } => fate,
+            _ => Fate::Arrives,
+        });
+        assert!(pair.write(0, 9, 2).is_err(), "nobody goes on alone");
+        let before = read(&pair, 0, 9).expect("it can be read");
+        set(&pair, 0, DiskFaults::default());
+        pair.becomes_whole(0);
+        assert!(read(&pair, 0, 9) == Ok(before), "{fate:?}");
+        assert_eq!(pair.superblock(0).current, pair.superblock(1).current);
+    }
+}
+
+#[test]
+fn a_flush_that_fails_at_the_only_leg_is_not_acknowledged() {
+    let pair = Pair::new(20, |peer| peer.ack = Ack::Memory);
+    unwritable(&pair, 0, block(9));
+    pair.write(0, 9, 2).expect("the peer goes on alone");
+    set(&pair, 1, DiskFaults { flush_errors: 1.0, ..DiskFaults::default() });
+    let flushed = pair.on(0, |mirror| async move { mirror.flush().await });
+    assert!(flushed.is_err(), "the one leg that is there has not flushed");
+    let flushed = pair.on(0, |mirror| async move { mirror.flush().await });
+    assert_eq!(flushed, Err(IoError::Unreachable), "and none is left");
+}
+
+#[test]
+fn a_log_that_cannot_be_written_leaves_the_peer_to_go_on() {
+    let pair = Pair::new(21, |_| {});
+    unwritable(&pair, 0, METADATA);
+    pair.write(0, 40, 7).expect("the peer goes on alone");
+    assert!(pair.mirror(0).has_failed());
+    assert_eq!(pair.read(0, 40), 7);
+}
+
+#[test]
+fn what_cannot_be_recorded_is_not_read() {
+    let pair = Pair::new(22, |_| {});
+    pair.write(0, 5, 1).expect("both are there");
+    unwritable(&pair, 0, SUPERBLOCKS);
+    pair.cut();
+    // It is written here. But the peer, which looks equal, has what was there before, and would be
+    // the better one after a crash.
+    assert!(pair.write(0, 5, 2).is_err(), "the peer is not recorded as out of date");
+    let found = read(&pair, 0, 5).map(|_| ());
+    assert_eq!(found, Err(IoError::Unreachable));
+}
