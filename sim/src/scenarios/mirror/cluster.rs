@@ -416,7 +416,8 @@ impl Cluster {
     /// The superblock's slots and the end of the log before them cannot be written any more, or one
     /// slot cannot.
     pub(super) fn damage_superblock(&self, index: usize) {
-        let from = self.device_bytes - 4096 * self.sim.random_between(1, 5);
+        let end = self.sizes.borrow()[index].last().copied().expect("a disk has a size");
+        let from = end - 4096 * self.sim.random_between(1, 5);
         let to = from + 4096 * self.sim.random_between(1, 3);
         let faults = DiskFaults::default().unwritable_at(from..to);
         self.set_faults(index, DATA, faults);
