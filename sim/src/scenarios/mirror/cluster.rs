@@ -416,7 +416,7 @@ impl Cluster {
     /// The superblock's slots and the end of the log before them cannot be written any more, or one
     /// slot cannot.
     pub(super) fn damage_superblock(&self, index: usize) {
-        let end = *self.sizes.borrow()[index].last().expect("it has a size");
+        let end = self.sizes.borrow()[index].last().copied().expect("a disk has a size");
         let from = end - 4096 * self.sim.random_between(1, 5);
         let to = from + 4096 * self.sim.random_between(1, 3);
         let faults = DiskFaults::default().unwritable_at(from..to);
