@@ -1,5 +1,7 @@
 //! A volume on three real nodes: the source has two targets.
 
+#![allow(clippy::disallowed_methods, reason = "free ports are found without the runtime")]
+
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
