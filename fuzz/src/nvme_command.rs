@@ -10,7 +10,7 @@ use flagstone_nvme::command::io::{BlockCommand, BlockRange, DatasetManagement, D
 use flagstone_nvme::feature::{HostBehavior, NumberOfQueues};
 use flagstone_nvme::limits::{DSM_BYTES, IO_BLOCKS, NQN_BYTES};
 use flagstone_nvme::replica::{
-    About, DATA_MAX_BYTES, OrderedWrite, OrderedZeroes, Refusal, Request,
+    About, CompressedWrite, DATA_MAX_BYTES, OrderedWrite, OrderedZeroes, Refusal, Request,
 };
 use flagstone_nvme::sgl::DataPointer;
 use flagstone_nvme::{AdminOpcode, IoOpcode, Sqe, Status, Wire};
@@ -112,6 +112,11 @@ fn replica(command: &Sqe, data: &[u8]) {
     if let Ok(write) = OrderedWrite::parse(command) {
         let again = write.command(1, 1, command.data);
         assert_eq!(OrderedWrite::parse(&again), Ok(write));
+    }
+    if let Ok(write) = CompressedWrite::parse(command) {
+        assert!(write.sent_bytes().is_none_or(|sent| sent >= write.compressed_bytes));
+        let again = write.command(1, 1, command.data);
+        assert_eq!(CompressedWrite::parse(&again), Ok(write));
     }
     if let Ok(zeroes) = OrderedZeroes::parse(command) {
         assert_eq!(OrderedZeroes::parse(&zeroes.command(1, 1)), Ok(zeroes));

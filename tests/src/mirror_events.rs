@@ -111,7 +111,10 @@ pub const LINK_EVENTS: [Event; 9] = [
 ];
 
 /// Time, as events know it: writes of the host.
-pub struct Clock<'a>(Box<dyn FnMut(&Pair, u64) + 'a>);
+pub struct Clock<'a>(Box<Wait<'a>>);
+
+/// Waits for so many writes more.
+type Wait<'a> = dyn FnMut(&Pair, u64) + 'a;
 
 impl<'a> Clock<'a> {
     /// Of a load that writes all the time and keeps its verified state in `state`.

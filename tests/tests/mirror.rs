@@ -4,6 +4,7 @@
 //! What happens comes when the load has recorded a number of acknowledgements, never after a time.
 //! `FLAGSTONE_MIRROR_ROUNDS` sets how often, `FLAGSTONE_MIRROR_SEED` what.
 
+use flagstone_tests::load::Load;
 use flagstone_tests::mirror::{Pair, Setup};
 use flagstone_tests::mirror_events::{Clock, EVENTS, Event, LINK_EVENTS, LOSSLESS_EVENTS, rounds};
 use flagstone_tests::rng::Rng;
@@ -122,4 +123,84 @@ fn an_asynchronous_mirror_hands_over_everything() {
     pair.order(1, "switchover", &[]);
     pair.assert_kept(1, "state");
     pair.assert_equal_legs(1);
+}
+
+/// Makes the device of a node larger, as an administrator does.
+fn enlarge(pair: &Pair, node: usize, bytes: u64) {
+    let path = pair.file(["node-a.disk", "node-b.disk"][node]);
+    let file = std::fs::OpenOptions::new().write(true).open(path).expect("it is there");
+    file.set_len(bytes).expect("a sparse file can be as large");
+}
+
+fn size_of(pair: &Pair, node: usize) -> u64 {
+    let status = pair.status(node);
+    status["replica"]["size_bytes"].as_u64().unwrap_or_else(|| panic!("{status:#}"))
+}
+
+/// The volume grows under a load that sees no error; a node that restarts after its device grew
+/// finds its replica; the new part is one volume with the rest, on both.
+#[test]
+fn resize_during_activity() {
+    let mut pair = Pair::in_sync(SIZE_BYTES, "");
+    let state = pair.file("state");
+    let line = "--rw randwrite --depth 8 --size 16MiB --ios 6000";
+    let mut load = Load::start_verified(&pair.both_paths(), line, &state);
+    load.wait_for_records(&state, WRITES);
+    let before = size_of(&pair, 0);
+    let same = pair.order(0, "grow", &[]);
+    assert_eq!(same["changed"], false, "{same:#}");
+    // One node's device alone, which restarts: nothing has grown, and nothing is lost.
+    enlarge(&pair, 1, 3 * SIZE_BYTES);
+    pair.node(1).kill();
+    load.wait_for_records(&state, 2 * WRITES);
+    pair.node(1).restart();
+    pair.wait_for(0, "mirroring");
+    let same = pair.order(0, "grow", &[]);
+    assert_eq!(same["changed"], false, "{same:#}");
+    assert!(same["said"].as_str().is_some_and(|said| said.contains("node-a")), "{same:#}");
+    // Both.
+    enlarge(&pair, 0, 2 * SIZE_BYTES);
+    let dry = pair.order(0, "grow", &["--dry-run"]);
+    assert_eq!((&dry["changed"], size_of(&pair, 0)), (&true.into(), before), "{dry:#}");
+    let refused = pair.try_order(1, "grow", &[]).expect_err("a target");
+    assert!(refused.contains("ask on the node that does"), "{refused}");
+    let smaller = pair.try_order(0, "grow", &["--size", "16MiB"]).expect_err("it is smaller");
+    assert!(smaller.contains("does not shrink"), "{smaller}");
+    let larger = pair.try_order(0, "grow", &["--size", "65MiB"]).expect_err("no room");
+    assert!(larger.contains("node-a"), "{larger}");
+    pair.order(0, "grow", &["--size", "48MiB"]);
+    load.wait_for_records(&state, 4 * WRITES);
+    pair.wait_for(0, "mirroring");
+    for node in [0, 1] {
+        assert_eq!(size_of(&pair, node), 48 << 20);
+    }
+    let grown = pair.order(0, "grow", &[]);
+    assert_eq!(grown["changed"], true, "{grown:#}");
+    load.wait_for_records(&state, 6 * WRITES);
+    pair.wait_for(0, "mirroring");
+    let after = size_of(&pair, 0);
+    assert!(after == size_of(&pair, 1) && (60 << 20..64 << 20).contains(&after), "{after}");
+    load.wait().assert_complete();
+    // The new part is written by both paths, and hosts that were there have not gone.
+    let line = "--rw randwrite --depth 4 --bs 64k --ios 2000";
+    let whole = pair.file("whole");
+    Load::start_verified(&pair.both_paths(), line, &whole).wait().assert_complete();
+    pair.order(1, "switchover", &[]);
+    pair.wait_for(1, "mirroring");
+    pair.assert_kept(1, "whole");
+    pair.assert_equal_legs(1);
+    // And once more from the other side, whose device is larger.
+    enlarge(&pair, 0, 4 * SIZE_BYTES);
+    pair.order(1, "grow", &[]);
+    pair.wait_for(1, "mirroring");
+    assert!(size_of(&pair, 1) > after);
+    assert_eq!(size_of(&pair, 0), size_of(&pair, 1));
+    pair.assert_kept(1, "whole");
+    pair.assert_equal_legs(1);
+    for node in [0, 1] {
+        assert!(pair.node(node).terminate().success());
+        pair.node(node).restart();
+    }
+    let source = pair.source();
+    pair.assert_kept(source, "whole");
 }

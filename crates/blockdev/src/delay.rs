@@ -106,6 +106,10 @@ impl BlockDevice for Delay {
         self.child.geometry()
     }
 
+    fn refresh(&self) {
+        self.child.refresh();
+    }
+
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         self.after(self.config.read, move |child| child.read(offset, buf))
     }

@@ -17,7 +17,8 @@ use flagstone_runtime::{Buf, BufMut};
 
 use crate::{IoError, IoFuture};
 
-/// Shape and abilities of a device. Constant while the device is open.
+/// Shape and abilities of a device. Constant while the device is open, except that
+/// [`BlockDevice::refresh`] may find it larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Size, in bytes; a multiple of `block_bytes`.
@@ -124,6 +125,10 @@ pub struct ZeroFlags {
 pub trait BlockDevice: Send + Sync + 'static {
     /// Shape and abilities.
     fn geometry(&self) -> Geometry;
+
+    /// Looks how large it is now. If it was made larger since it was opened, its geometry has the
+    /// new size from here on; it never gets smaller. May block for a moment: not for the data path.
+    fn refresh(&self) {}
 
     /// What a read of the range would return, where that is known without reading and lies in
     /// memory already: holes, which read as zeroes. `None` is no statement; then [`Self::read`]

@@ -288,6 +288,10 @@ impl BlockDevice for Fault {
         self.child.geometry()
     }
 
+    fn refresh(&self) {
+        self.child.refresh();
+    }
+
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         let verdict = self.shared.lock().read(&range_of(offset, buf.len() as u64));
         match verdict {

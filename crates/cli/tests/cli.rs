@@ -200,6 +200,7 @@ fn the_documentation_is_what_the_program_takes() {
         ("options of mirror failover".to_owned(), mirror("failover")),
         ("options of mirror verify".to_owned(), mirror("verify")),
         ("options of mirror resolve".to_owned(), mirror("resolve")),
+        ("options of mirror grow".to_owned(), mirror("grow")),
         ("options of mirror demote".to_owned(), mirror("demote")),
         ("options of mirror delete".to_owned(), mirror("delete")),
         ("options of bench run".to_owned(), bench("run")),

@@ -272,6 +272,10 @@ impl BlockDevice for Counted {
         self.child.geometry()
     }
 
+    fn refresh(&self) {
+        self.child.refresh();
+    }
+
     fn known(&self, offset: u64, len: usize) -> Option<Buf> {
         let known = self.child.known(offset, len)?;
         let core = self.counters.here();

@@ -155,8 +155,9 @@ async fn open(config: Config) -> Result<Server, ServeError> {
     }
     let machine = machine_id();
     let target = nvme_target(&config, &volumes, &machine)?;
+    let caps = mirrors::caps(&config);
     for mirror in &mirrors {
-        mirror.start(&target).await?;
+        mirror.start(&target, &caps).await?;
     }
     let nbd_drain = Drain::new();
     let nbd = crate::exports::nbd_server(&config, &volumes, nbd_drain.clone())?;

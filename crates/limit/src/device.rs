@@ -23,14 +23,13 @@ use crate::meter::Class;
 /// See the module's promises.
 pub struct Limited {
     child: SharedDevice,
-    geometry: Geometry,
     limiter: Arc<Limiter>,
 }
 
 impl Limited {
     /// Limits `child`. A limiter may be shared by any number of devices.
     pub fn new(child: SharedDevice, limiter: Arc<Limiter>) -> Limited {
-        Limited { geometry: child.geometry(), child, limiter }
+        Limited { child, limiter }
     }
 
     fn after<T: 'static>(
@@ -48,7 +47,7 @@ impl Limited {
 
     /// Whether a change of the range is one that the child refuses.
     fn refuses(&self, offset: u64, len: u64) -> bool {
-        self.geometry.check_change(offset, len).is_err()
+        self.child.geometry().check_change(offset, len).is_err()
     }
 }
 
@@ -61,19 +60,23 @@ impl std::fmt::Debug for Limited {
 // `known` stays unanswered: what is read without a call would not count.
 impl BlockDevice for Limited {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.child.geometry()
+    }
+
+    fn refresh(&self) {
+        self.child.refresh();
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        if self.geometry.check_transfer(offset, buf.len()).is_err() {
+        if self.child.geometry().check_transfer(offset, buf.len()).is_err() {
             return self.child.read(offset, buf);
         }
         self.after((Class::Read, buf.len()), move |child| child.read(offset, buf))
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        let transfer = self.geometry.check_transfer(offset, data.len());
-        if transfer.is_err() || self.geometry.read_only {
+        let transfer = self.child.geometry().check_transfer(offset, data.len());
+        if transfer.is_err() || self.child.geometry().read_only {
             return self.child.write(offset, data, fua);
         }
         self.after((Class::Write, data.len()), move |child| child.write(offset, data, fua))

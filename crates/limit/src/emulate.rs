@@ -126,6 +126,10 @@ impl BlockDevice for Emulated {
         self.child.geometry()
     }
 
+    fn refresh(&self) {
+        self.child.refresh();
+    }
+
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         self.served(self.read, |child| child.read(offset, buf))
     }

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use crate::connect::tell_ancestors;
 use crate::decide::Amount;
 use crate::format::superblock::{PeerRecord, Role, Superblock};
-use crate::id::Generation;
 use crate::mirror::{Inner, LegState, Mirror, State};
 use crate::options::PeerOptions;
 use crate::peer::{About, Answer, AskError, Refusal, Reply, Request, identify, order};
 use crate::plan::{Plan, plan};
 use crate::replica::Statistics;
 use crate::roles::RoleError;
+use crate::split::common;
 use crate::state::{Facts, MirrorState, PeerStatus, Phase, Status, Wish, derive};
 
 /// Why a command was not carried out.
@@ -240,7 +240,8 @@ impl Mirror {
 
     /// True while hosts are served here.
     pub fn is_active(&self) -> bool {
-        self.0.lock().active
+        let state = self.0.lock();
+        state.successor.as_ref().map_or(state.active, Mirror::is_active)
     }
 
     /// True when the local leg has failed, and a peer carries the volume or nobody does.
@@ -258,9 +259,18 @@ impl Mirror {
         self.0.wait(|state| state.attached.is_none().then_some(())).await;
     }
 
-    /// Waits until the mirror begins or stops to serve hosts, and says which: for ANA states.
+    /// Waits until the mirror, or the one that has its replica now, begins or stops to serve hosts,
+    /// and says which: for ANA states.
     pub async fn activity_changed(&self, was: bool) -> bool {
-        self.0.wait(|state| (state.active != was).then_some(state.active)).await
+        let changed = self.0.wait(|state| match &state.successor {
+            Some(successor) => Some(Err(successor.clone())),
+            // On the way to it hosts wait.
+            None => (!state.moving && state.active != was).then_some(Ok(state.active)),
+        });
+        match changed.await {
+            Ok(active) => active,
+            Err(successor) => Box::pin(successor.activity_changed(was)).await,
+        }
     }
 
     /// The state towards a peer, as it is shown.
@@ -333,13 +343,6 @@ impl Mirror {
             held: state.waiting as u64,
         }
     }
-}
-
-/// A generation that both went on from, each with a log of what it did since.
-fn common(mine: &About, peers: &About) -> Generation {
-    let theirs = &peers.view.lineage.bases;
-    let found = mine.view.lineage.bases.iter().find(|base| theirs.contains(*base));
-    found.unwrap_or(Generation::NONE)
 }
 
 impl Inner {
@@ -463,6 +466,7 @@ impl Inner {
         let peer = self.lock().legs[leg].peer;
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &own.counters;
+        let link = own.options().way.link();
         PeerStatus {
             replica: peer,
             state: self.shown(leg),
@@ -478,6 +482,9 @@ impl Inner {
             added_us: read(&counters.added_ns) / 1000,
             added_writes: read(&counters.added_writes),
             losses: read(&counters.losses),
+            given_up: read(&counters.given_up),
+            given_up_bytes: read(&counters.given_up_bytes),
+            link,
         }
     }
 }

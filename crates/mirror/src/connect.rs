@@ -6,7 +6,7 @@
 //! | in sync, and we lead | attach; writes go to both from now on |
 //! | out of date, and we lead | attach; ask for its log; flush; mark it as inconsistent; send writes; copy; hand over |
 //! | the peer leads | stop serving, if we do; wait for it |
-//! | split brain, or nothing in common | say so, and ask again later |
+//! | split brain, or nothing in common | say so, and ask again later; or what [`crate::split`] says |
 //!
 //! Each step is durable before the next one, and a crash between any two leaves what the next
 //! meeting decides rightly: `history_tests` goes through all of them.
@@ -130,7 +130,13 @@ async fn meet(inner: &Arc<Inner>, leg: usize) -> Result<Never, Ended> {
         }
         Plan::AwaitStepDown => Finding::AwaitStepDown,
         Plan::Idle => Finding::Idle,
-        Plan::SplitBrain => Finding::SplitBrain,
+        Plan::SplitBrain => {
+            if inner.give_up_if_told(leg, &session, &peers).await? {
+                // The peer finds that it leads now.
+                return Err(Ended::Changed);
+            }
+            Finding::SplitBrain
+        }
         Plan::Unrelated | Plan::Incompatible => Finding::Mismatch,
         Plan::NoSource => Finding::NoSource,
     };
@@ -221,7 +227,9 @@ async fn lead(
         epoch: if promote { next } else { superblock.epoch },
         expected: peers.view.lineage.current,
         in_sync: amount.is_none(),
+        usable_bytes: superblock.shape.usable_bytes,
     };
+    // A target of another size takes ours over first, and is there again in a moment.
     order(&session, Request::Attach(attach)).await?;
     if promote {
         // Only now: the peer may have begun to serve meanwhile, and has refused then. From here on

@@ -16,6 +16,8 @@ pub struct View {
     pub replica: Uuid,
     /// Size of the volume, in bytes.
     pub usable_bytes: u64,
+    /// The largest size that it could take over, in bytes; no less than it has.
+    pub room_bytes: u64,
     /// What a bit stands for, in bytes.
     pub bit_bytes: u32,
     /// Where its data comes from.
@@ -78,7 +80,8 @@ pub enum Decision {
     SplitBrain,
     /// Not two replicas of one volume, or so far apart that nothing is known in common.
     Unrelated,
-    /// Two replicas of one volume whose sizes or granularities differ.
+    /// Two replicas of one volume whose granularities differ, or the one that would be copied to has
+    /// no room for the other's size.
     Incompatible,
     /// Neither has whole data of the volume to copy from.
     NoSource,
@@ -102,7 +105,7 @@ pub fn decide(mine: &View, peers: &View) -> Decision {
     if mine.volume != peers.volume || mine.replica == peers.replica {
         return Decision::Unrelated;
     }
-    if (mine.usable_bytes, mine.bit_bytes) != (peers.usable_bytes, peers.bit_bytes) {
+    if mine.bit_bytes != peers.bit_bytes {
         return Decision::Incompatible;
     }
     let (a, b) = (&mine.lineage, &peers.lineage);
@@ -134,23 +137,27 @@ pub fn decide(mine: &View, peers: &View) -> Decision {
 }
 
 fn resync(source: Side, amount: Amount, mine: &View, peers: &View) -> Decision {
-    let from = if source == Side::Mine { mine } else { peers };
+    let (from, to) = if source == Side::Mine { (mine, peers) } else { (peers, mine) };
     if from.inconsistent {
         return Decision::NoSource;
+    }
+    if from.usable_bytes > to.room_bytes.max(to.usable_bytes) {
+        return Decision::Incompatible;
     }
     Decision::Resync { source, amount }
 }
 
 /// Equal generations: they differ where a log says so, and there alone.
 fn equal(mine: &View, peers: &View) -> Decision {
+    let same_size = mine.usable_bytes == peers.usable_bytes;
     let source = match (mine.inconsistent, peers.inconsistent) {
         (true, true) => return Decision::NoSource,
         (true, false) => Side::Peers,
         (false, true) => Side::Mine,
-        (false, false) if !(mine.dirty || peers.dirty) => return Decision::InSync,
+        (false, false) if !(mine.dirty || peers.dirty) && same_size => return Decision::InSync,
         (false, false) => best(mine, peers),
     };
-    Decision::Resync { source, amount: Amount::Partial }
+    resync(source, Amount::Partial, mine, peers)
 }
 
 /// Which of two whole replicas of equal generation is kept where they differ. All that was
@@ -165,6 +172,10 @@ fn best(mine: &View, peers: &View) -> Side {
     pick(mine.serving, peers.serving)
         // A source that crashed may have lost what it had not flushed; its target was told all.
         .or_else(|| pick(!mine.crashed, !peers.crashed))
+        // What grew has been seen by hosts, who must not find it smaller.
+        .or_else(|| {
+            pick(mine.usable_bytes > peers.usable_bytes, peers.usable_bytes > mine.usable_bytes)
+        })
         .or_else(|| pick(mine.epoch > peers.epoch, peers.epoch > mine.epoch))
         .unwrap_or(if mine.replica > peers.replica { Side::Mine } else { Side::Peers })
 }

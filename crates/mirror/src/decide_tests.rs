@@ -45,11 +45,29 @@ fn row_1_other_volumes_and_oneself_are_unrelated() {
 }
 
 #[test]
-fn row_2_other_sizes_are_incompatible() {
-    let peers = View { usable_bytes: 1 << 29, ..view(2, 5, &[], &[]) };
-    expect(&view(1, 5, &[], &[]), &peers, Decision::Incompatible);
+fn row_2_other_granularities_and_sizes_without_room_are_incompatible() {
     let peers = View { bit_bytes: 4096, ..view(2, 5, &[], &[]) };
     expect(&view(1, 5, &[], &[]), &peers, Decision::Incompatible);
+    // The target would have to be as large as its source.
+    let small = View { usable_bytes: 1 << 29, room_bytes: 1 << 29, ..view(2, 5, &[], &[]) };
+    let larger = view(1, 6, &[5], &[]);
+    expect(&larger, &small, Decision::Incompatible);
+    let grown = View { room_bytes: 1 << 30, ..small };
+    expect(&larger, &grown, FROM_MINE(Amount::Partial));
+    // A target that is larger takes its source's size over.
+    let smaller = View { usable_bytes: 1 << 29, ..view(1, 6, &[5], &[]) };
+    expect(&smaller, &view(2, 5, &[], &[]), FROM_MINE(Amount::Partial));
+}
+
+#[test]
+fn resize_during_activity() {
+    // A source that grew has minted, so its target is known to lack what is new, whatever their
+    // names and epochs. Equal generations of other sizes are no history of ours: never in sync, and
+    // what hosts have seen does not get smaller.
+    let grown = View { usable_bytes: 1 << 31, room_bytes: 1 << 31, ..view(1, 5, &[], &[]) };
+    let peers = View { room_bytes: 1 << 31, epoch: 9, ..view(2, 5, &[], &[]) };
+    expect(&grown, &peers, FROM_MINE(Amount::Partial));
+    expect(&grown, &View { serving: true, ..peers }, FROM_MINE(Amount::Partial).mirrored());
 }
 
 #[test]

@@ -75,6 +75,13 @@ async fn read(inner: Arc<Inner>, offset: u64, buf: BufMut) -> Result<BufMut, IoE
         held.turn().await;
     }
     let (local_failed, whole) = {
+        let moved = inner.wait(|state| match &state.successor {
+            Some(successor) => Some(Some(successor.clone())),
+            None => (!state.moving || state.active).then_some(None),
+        });
+        if let Some(successor) = moved.await {
+            return Box::pin(read(successor.0, offset, buf)).await;
+        }
         let state = inner.lock();
         if !state.active {
             return Err(IoError::Unreachable);

@@ -9,7 +9,7 @@ use std::sync::{MutexGuard, PoisonError};
 use flagstone_blockdev::IoError;
 
 use crate::limits::PEERS_MAX;
-use crate::mirror::{Inner, Leg, LegState, State};
+use crate::mirror::{Inner, Leg, LegState, Mirror, State};
 use crate::options::{Mode, PeerOptions};
 use crate::order::Order;
 use crate::peer::SharedSession;
@@ -28,6 +28,8 @@ pub(crate) enum Passage {
     Full(usize),
     /// The same, and the peer is to be left behind.
     Behind(usize, u64),
+    /// Another mirror has the replica now.
+    Moved(Mirror),
     /// Hosts are not served here.
     Refused(IoError),
 }
@@ -77,6 +79,9 @@ impl Inner {
     /// holds its range.
     pub(crate) fn pass(&self, (offset, len): (u64, u64), data_bytes: u64) -> Passage {
         let mut state = self.lock();
+        if let Some(elsewhere) = state.elsewhere() {
+            return elsewhere;
+        }
         if !state.active {
             return Passage::Refused(IoError::Unreachable);
         }
@@ -143,6 +148,9 @@ impl Inner {
     /// A flush of a host asks to pass.
     pub(crate) fn pass_flush(&self) -> Passage {
         let mut state = self.lock();
+        if let Some(elsewhere) = state.elsewhere() {
+            return elsewhere;
+        }
         if !state.active {
             return Passage::Refused(IoError::Unreachable);
         }
@@ -202,6 +210,16 @@ impl Inner {
         };
         if held {
             self.change(|_| {});
+        }
+    }
+}
+
+impl State {
+    /// What a call of a host does whose mirror gives its replica to another.
+    pub(crate) fn elsewhere(&self) -> Option<Passage> {
+        match &self.successor {
+            Some(successor) => Some(Passage::Moved(successor.clone())),
+            None => self.moving.then_some(Passage::Wait(self.changes)),
         }
     }
 }

@@ -142,6 +142,7 @@ impl World {
             volume: Uuid([1; 16]),
             replica: Uuid([name; 16]),
             usable_bytes: 1,
+            room_bytes: 1,
             bit_bytes: 1,
             lineage: node.lineage,
             epoch: node.epoch,

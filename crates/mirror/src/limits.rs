@@ -45,6 +45,21 @@ pub const LEAVE_SHARE: usize = 8;
 /// Bitmap pages that one write carries where they lie side by side: 256 KiB of memory.
 pub const PAGES_PER_WRITE: u64 = 64;
 
+/// Places that a device which has grown may have ended at, as multiples of these, in bytes, and how
+/// many of each are tried from the end downwards; all where no number is given. Some 4,400 reads and
+/// two for each GiB: a second on an SSD of 1 TiB, half a minute on a disk that turns.
+pub const SEARCH_STEPS: [(u64, Option<u64>); 7] = [
+    (4096, Some(SEARCH_PER_STEP)),
+    (1 << 20, Some(SEARCH_PER_STEP)),
+    (4 << 20, Some(SEARCH_PER_STEP)),
+    (64 << 20, Some(SEARCH_PER_STEP)),
+    (1_000_000, Some(SEARCH_PER_STEP / 4)),
+    (1 << 30, None),
+    (1_000_000_000, None),
+];
+/// See [`SEARCH_STEPS`].
+pub const SEARCH_PER_STEP: u64 = 1024;
+
 /// Peers that a superblock has room for.
 pub const PEERS_MAX: usize = 2;
 /// Generations of the past that a superblock remembers. Older ones mean "unrelated".

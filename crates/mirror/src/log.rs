@@ -75,6 +75,8 @@ pub(crate) struct Log {
     turns: Arc<Turns>,
     state: Mutex<State>,
     ticking: AtomicBool,
+    /// Nothing is written any more: another has the disks.
+    retired: AtomicBool,
     counters: Counters,
 }
 
@@ -135,6 +137,7 @@ impl Log {
             turns: Arc::default(),
             state: Mutex::new(state),
             ticking: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
             counters: Counters::default(),
         })
     }
@@ -311,6 +314,7 @@ impl Log {
     async fn write_record(&self, regions: &[u32]) -> Result<(), IoError> {
         // After a failure the same slot again: the other holds the one that stands.
         let sequence = self.lock().sequence + 1;
+        self.check_not_retired()?;
         count(&self.counters.record_writes);
         self.area.write_record(sequence, self.name, regions).await?;
         self.lock().sequence = sequence;
@@ -369,6 +373,7 @@ impl Log {
     }
 
     async fn persist_run(&self, run: Range<u64>) -> Result<(), IoError> {
+        self.check_not_retired()?;
         let taken: Vec<u8> = run.clone().map(|page| self.pages.take(page)).collect();
         count(&self.counters.page_writes);
         let result = self.area.write_pages(self.name, run.clone(), &self.bits).await;
@@ -424,6 +429,9 @@ async fn tick(log: Weak<Log>) {
         time::sleep(Duration::from_millis(COOL_TICK_MS)).await;
         let Some(log) = log.upgrade() else { return };
         log.cool().await;
+        if log.is_retired() {
+            return;
+        }
         if log.has_to_cool() {
             continue;
         }
@@ -446,6 +454,19 @@ impl Log {
         }
         self.persist(0..self.pages.len(), SET).await?;
         self.write_record(&[]).await
+    }
+
+    /// Nothing is written from now on. In a turn.
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+    }
+
+    fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Acquire)
+    }
+
+    fn check_not_retired(&self) -> Result<(), IoError> {
+        if self.is_retired() { Err(IoError::Unreachable) } else { Ok(()) }
     }
 
     /// Lets calls in.

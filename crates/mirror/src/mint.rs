@@ -136,7 +136,8 @@ impl Contact {
 }
 
 impl Minting {
-    fn new(inner: &Inner) -> Minting {
+    /// With what is known of the peers.
+    pub(crate) fn new(inner: &Inner) -> Minting {
         let peers = inner.local.superblock().peers;
         let state = inner.lock();
         let contacts = peers.map(|peer| {

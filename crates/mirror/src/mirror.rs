@@ -90,6 +90,8 @@ pub(crate) struct LegCounters {
     pub(crate) skipped_bytes: AtomicU64,
     pub(crate) total_bytes: AtomicU64,
     pub(crate) rate: AtomicU64,
+    pub(crate) given_up: AtomicU64,
+    pub(crate) given_up_bytes: AtomicU64,
 }
 
 /// Adds to a counter that orders nothing.
@@ -126,6 +128,12 @@ pub(crate) struct State {
     /// Its calls in hand.
     pub(crate) served: usize,
     pub(crate) closed: bool,
+    /// The replica is being given to another mirror: calls of hosts wait, and then go there.
+    pub(crate) moving: bool,
+    /// That one.
+    pub(crate) successor: Option<Mirror>,
+    /// A source wants the replica to have this size.
+    pub(crate) wanted_bytes: Option<u64>,
     /// Changes so far.
     pub(crate) changes: u64,
     wakers: Vec<Waker>,
@@ -258,6 +266,9 @@ impl Mirror {
             gate: None,
             served: 0,
             closed: false,
+            moving: false,
+            successor: None,
+            wanted_bytes: None,
             changes: 0,
             wakers: Vec::new(),
         };

@@ -35,6 +35,17 @@ pub enum WhenPeerLost {
     Strict,
 }
 
+/// What to do when both were written without the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenSplit {
+    /// Leave it to the operator.
+    #[default]
+    Ask,
+    /// If the peer serves hosts and this side does not, give up what was written here. All else is
+    /// left to the operator.
+    KeepServing,
+}
+
 /// A peer.
 #[derive(Clone)]
 pub struct PeerOptions {
@@ -52,6 +63,8 @@ pub struct PeerOptions {
     pub when_full: WhenFull,
     /// How fast a resync may be.
     pub pace: PaceLimits,
+    /// See [`WhenSplit`]; of a mirror with several peers it is always [`WhenSplit::Ask`].
+    pub when_split: WhenSplit,
     /// Resync compares checksums first and copies only what differs.
     pub compare: bool,
 }
@@ -72,6 +85,7 @@ impl PeerOptions {
             },
             when_full: WhenFull::SlowDown,
             pace: PaceLimits::default(),
+            when_split: WhenSplit::Ask,
             compare: false,
         }
     }

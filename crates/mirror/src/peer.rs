@@ -30,6 +30,38 @@ use crate::order::Order;
 pub trait Peer: Send + Sync + 'static {
     /// Makes one attempt at a connection.
     fn connect(&self) -> IoFuture<Arc<dyn Session>>;
+
+    /// What is to be shown of the way, and of what went by it.
+    fn link(&self) -> LinkStatus {
+        LinkStatus::default()
+    }
+}
+
+/// A way to a peer, as status shows it. Counters count since it was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkStatus {
+    /// How data is to be compressed: `none`, or the name of a codec.
+    pub compression: &'static str,
+    /// The peer was met and does not know that codec: data goes as it is.
+    pub is_declined: bool,
+    /// The cap on what is sent, in bytes a second; others may share it.
+    pub max_bytes_per_s: Option<u64>,
+    /// Data of writes, in bytes: zeroes that are written as such are none.
+    pub data_bytes: u64,
+    /// What was sent for it, in bytes: less when it is compressed.
+    pub sent_bytes: u64,
+}
+
+impl Default for LinkStatus {
+    fn default() -> LinkStatus {
+        LinkStatus {
+            compression: "none",
+            is_declined: false,
+            max_bytes_per_s: None,
+            data_bytes: 0,
+            sent_bytes: 0,
+        }
+    }
 }
 
 /// A peer that may be shared by cores.
@@ -49,6 +81,11 @@ pub trait Session: Send + Sync + 'static {
     /// [`Session::transfer_bytes`] goes in parts of so many bytes, the last of which may be shorter,
     /// each of which counts as one in its order.
     fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()>;
+
+    /// Writes to the peer's leg what a resync copies: it may be late for the sake of hosts' writes.
+    fn copy(&self, offset: u64, data: Buf) -> IoFuture<()> {
+        self.write(offset, data, false, None)
+    }
 
     /// Writes zeroes to the peer's leg.
     fn write_zeroes(
@@ -163,6 +200,9 @@ pub struct Attach {
     pub expected: Generation,
     /// The decision was "in sync": forget old crashes, and what was left over of lineages.
     pub in_sync: bool,
+    /// Size of the volume at the source, in bytes; 0 when it does not matter. A target of another takes it over first, and
+    /// answers [`Refusal::NotNow`] until it has; [`Refusal::Range`] when it has no room for it.
+    pub usable_bytes: u64,
 }
 
 /// A reply.

@@ -11,26 +11,29 @@
 //! end, for half a superblock is nothing to leave behind.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flagstone_blockdev::{Geometry, IoError, SharedDevice};
 use flagstone_runtime::spawn;
 
-use crate::area::{Area, read_page, write_page};
+use crate::area::{Area, write_page};
 use crate::bitmap::Bitmap;
 use crate::decide::View;
+use crate::format::FormatError;
 use crate::format::log_header::LogHeader;
 use crate::format::superblock::{Flags, PeerRecord, Role, Superblock};
-use crate::format::{FormatError, newest};
 use crate::generation::List;
 use crate::id::{Generation, Uuid};
-use crate::limits::{PAGE_BYTES, PEERS_MAX, PIECE_MAX_REGIONS};
+use crate::limits::{PAGE_BYTES, PEERS_MAX, PIECE_MAX_REGIONS, REGIONS_MAX};
+use crate::locate::{end_of, locate};
 use crate::log::Log;
 pub use crate::log::{Pin, Statistics};
 use crate::part::Part;
 pub use crate::recover::Lost;
 use crate::recover::{Recovered, make, recover};
-use crate::shape::{Layout, Shape, layout};
+use crate::resize::follow_device;
+use crate::shape::{Layout, Shape, follow, layout};
 use crate::state::Wish;
 use crate::turn::{Turn, Turns};
 
@@ -80,19 +83,33 @@ struct Inner {
     lost: Option<Lost>,
     turns: Arc<Turns>,
     state: Mutex<State>,
+    /// What its log has room for, when that is fixed.
+    log_room_bytes: AtomicU64,
 }
 
 struct State {
     superblock: Superblock,
     header_sequence: u64,
+    /// Nothing is written any more: another has the disks.
+    retired: bool,
+}
+
+/// A replica that was found and is not in use.
+pub(crate) struct Opened {
+    pub(crate) layout: Layout,
+    pub(crate) area: Area,
+    pub(crate) superblock: Superblock,
+    pub(crate) recovered: Recovered,
+    pub(crate) lost: Option<Lost>,
 }
 
 fn places(
     device: &SharedDevice,
     log: Option<SharedDevice>,
+    end: u64,
     shape: &Shape,
 ) -> Result<(Layout, Shape, Area), ReplicaError> {
-    let layout = layout(device.geometry().size_bytes, shape).ok_or(ReplicaError::DataTooSmall)?;
+    let layout = layout(end, shape).ok_or(ReplicaError::DataTooSmall)?;
     let shape = Shape { usable_bytes: layout.usable_bytes.min(shape.usable_bytes), ..*shape };
     shape.check().map_err(ReplicaError::Shape)?;
     let (on, at) = match log {
@@ -117,16 +134,28 @@ fn check_blocks(device: &SharedDevice, log: Option<&SharedDevice>) -> Result<(),
 /// # Errors
 /// [`ReplicaError::Superblock`] where there is no replica; or of the device.
 pub async fn read_superblock(device: &SharedDevice) -> Result<Superblock, ReplicaError> {
-    let page = PAGE_BYTES as u64;
-    let end = device.geometry().size_bytes / page * page;
-    let first = end.checked_sub(2 * page).ok_or(ReplicaError::DataTooSmall)?;
-    // A slot that cannot be read may be the latest, so the other is not enough.
-    let slots = [
-        Superblock::decode(&read_page(device, first).await?),
-        Superblock::decode(&read_page(device, first + page).await?),
-    ];
-    let (_, superblock) = newest(slots, |slot| slot.sequence).map_err(ReplicaError::Superblock)?;
-    Ok(superblock)
+    Ok(locate(device).await?.superblock)
+}
+
+/// Finds a replica and its log. Its metadata follows the end of a device that has grown; a log that
+/// cannot be trusted is made anew.
+async fn find(device: &SharedDevice, log: Option<SharedDevice>) -> Result<Opened, ReplicaError> {
+    check_blocks(device, log.as_ref())?;
+    let found = follow_device(device, log.is_none(), locate(device).await?).await?;
+    let mut superblock = found.superblock;
+    let (layout, shape, area) = places(device, log, found.end, &superblock.shape)?;
+    if shape != superblock.shape {
+        return Err(ReplicaError::Superblock(FormatError::Field("usable_bytes")));
+    }
+    superblock.flags.crashed |= superblock.flags.in_use;
+    let (recovered, lost) = match recover(&area, &superblock).await {
+        Ok(recovered) => (recovered, None),
+        Err(lost) => {
+            tracing::warn!("the log of replica {} is made anew: {lost}", superblock.replica);
+            (renew(device, &layout, &area, &mut superblock).await?, Some(lost))
+        }
+    };
+    Ok(Opened { layout, area, superblock, recovered, lost })
 }
 
 /// Does work to its end, whether or not anybody waits for it.
@@ -165,7 +194,13 @@ impl Replica {
     ) -> Result<(), ReplicaError> {
         check_blocks(&device, log.as_ref())?;
         let whole = Shape { usable_bytes: at_most_bytes, ..create.shape };
-        let (layout, shape, area) = places(&device, log, &whole)?;
+        // An earlier replica may end where the device did before it grew.
+        if let Ok(earlier) = locate(&device).await
+            && earlier.end != end_of(&device)
+        {
+            Replica::forget(&device).await?;
+        }
+        let (layout, shape, area) = places(&device, log, end_of(&device), &whole)?;
         // First the earlier replica's superblocks: its log is about to be overwritten.
         for at in layout.superblocks {
             write_page(&device, at, &[0; PAGE_BYTES]).await?;
@@ -177,6 +212,8 @@ impl Replica {
             volume: create.volume,
             replica,
             shape,
+            device_bytes: layout.end(),
+            moved_from: 0,
             role: if create.with_data { Role::Source } else { Role::Target },
             flags: Flags::default(),
             heir: None,
@@ -199,9 +236,10 @@ impl Replica {
     /// Of the device.
     pub async fn forget(device: &SharedDevice) -> Result<(), IoError> {
         let page = PAGE_BYTES as u64;
-        let end = device.geometry().size_bytes / page * page;
+        let found = locate(device).await;
+        let end = found.as_ref().map_or_else(|_| end_of(device), |found| found.end);
         let first = end.checked_sub(2 * page).ok_or(IoError::OutOfRange)?;
-        let latest = read_superblock(device).await.map_or(1, |superblock| superblock.sequence & 1);
+        let latest = found.map_or(1, |found| found.superblock.sequence & 1);
         for slot in [1 - latest, latest] {
             write_page(device, first + slot * page, &[0; PAGE_BYTES]).await?;
         }
@@ -217,28 +255,58 @@ impl Replica {
         device: SharedDevice,
         log: Option<SharedDevice>,
     ) -> Result<Replica, ReplicaError> {
-        check_blocks(&device, log.as_ref())?;
-        let mut superblock = read_superblock(&device).await?;
-        let (layout, shape, area) = places(&device, log, &superblock.shape)?;
-        if shape != superblock.shape {
-            return Err(ReplicaError::Superblock(FormatError::Field("usable_bytes")));
-        }
-        superblock.flags.crashed |= superblock.flags.in_use;
-        let (recovered, lost) = match recover(&area, &superblock).await {
-            Ok(recovered) => (recovered, None),
-            Err(lost) => {
-                tracing::warn!("the log of replica {} is made anew: {lost}", superblock.replica);
-                let made = renew(&device, &layout, &area, &mut superblock).await?;
-                (made, Some(lost))
-            }
-        };
-        let data: SharedDevice =
-            Arc::new(Part { device: device.clone(), size_bytes: shape.usable_bytes });
+        let Opened { layout, area, superblock, recovered, lost } = find(&device, log).await?;
+        let size_bytes = superblock.shape.usable_bytes;
+        let data: SharedDevice = Arc::new(Part { device: device.clone(), size_bytes });
         let Recovered { start, header_sequence } = recovered;
         let log = Log::new(area, data.clone(), start);
-        let state = Mutex::new(State { superblock, header_sequence });
-        let turns = Arc::default();
-        Ok(Replica(Arc::new(Inner { device, data, layout, log, lost, turns, state })))
+        let state = Mutex::new(State { superblock, header_sequence, retired: false });
+        let (turns, log_room_bytes) = (Arc::default(), AtomicU64::new(u64::MAX));
+        let inner = Inner { device, data, layout, log, lost, turns, state, log_room_bytes };
+        Ok(Replica(Arc::new(inner)))
+    }
+
+    /// Gives a replica that is not open, or is retired, another size: hosts' data below the smaller
+    /// of the two stays, and what is new may differ from the peers'. `change` is made in the same
+    /// write of the superblock. The same size again changes nothing.
+    ///
+    /// # Errors
+    /// See [`ReplicaError`]. It has the old size still, unless that was the last write, of which
+    /// nobody knows.
+    pub async fn resize(
+        device: &SharedDevice,
+        log: Option<SharedDevice>,
+        usable_bytes: u64,
+        change: impl FnOnce(&mut Superblock),
+    ) -> Result<(), ReplicaError> {
+        let opened = find(device, log.clone()).await?;
+        crate::resize::resize(device, log, opened, usable_bytes, change).await
+    }
+
+    /// Writes nothing any more, from when this returns: another may open its disks. It is not in
+    /// use; what is asked of it fails with [`IoError::Unreachable`].
+    pub async fn retire(&self) {
+        let _log_turn = self.0.log.turn().await;
+        let _turn = self.0.turns.take().await;
+        self.0.log.retire();
+        self.0.lock().retired = true;
+    }
+
+    /// The largest size that the volume could have here, in bytes: what the device, which is asked
+    /// how large it is now, and a log that cannot be made larger have room for.
+    pub fn room_bytes(&self) -> u64 {
+        self.0.device.refresh();
+        let shape = self.superblock().shape;
+        let here = self.0.layout;
+        let layout = follow(here.end(), end_of(&self.0.device), &shape).unwrap_or(here);
+        let regions = u64::from(shape.region_bytes).saturating_mul(REGIONS_MAX);
+        let log = self.0.log_room_bytes.load(Ordering::Relaxed);
+        layout.usable_bytes.min(regions).min(log).max(shape.usable_bytes)
+    }
+
+    /// Its log cannot be made larger than for a volume of so many bytes.
+    pub fn set_log_room(&self, bytes: u64) {
+        self.0.log_room_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Why the log that was found when it was opened could not be trusted; all bits were set then.
@@ -266,12 +334,14 @@ impl Replica {
     /// # Panics
     /// When there is no such place.
     pub fn view(&self, peer: usize) -> View {
+        let room_bytes = self.room_bytes();
         let state = self.0.lock();
         let superblock = &state.superblock;
         View {
             volume: superblock.volume,
             replica: superblock.replica,
             usable_bytes: superblock.shape.usable_bytes,
+            room_bytes,
             bit_bytes: superblock.shape.bit_bytes,
             lineage: superblock.lineage(peer),
             epoch: superblock.epoch,
@@ -311,6 +381,9 @@ impl Replica {
             }
             inner.log.settle().await?;
             let turn = inner.turns.take().await;
+            if inner.lock().retired {
+                return Err(IoError::Unreachable);
+            }
             let header = inner.next_header();
             inner.log.area().write_header(&header).await?;
             inner.lock().header_sequence = header.sequence;
@@ -434,6 +507,9 @@ impl Inner {
         next.sequence += 1;
         let inner = self.clone();
         to_the_end(async move {
+            if inner.lock().retired {
+                return Err(IoError::Unreachable);
+            }
             let at = inner.layout.superblocks[(next.sequence & 1) as usize];
             let result = write_page(&inner.device, at, &next.encode()).await;
             if result.is_ok() {

@@ -258,7 +258,7 @@ async fn copy_piece(
         let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
         session.write_zeroes(offset, len, flags, None).await?;
     } else {
-        session.write(offset, data.freeze(), false, None).await?;
+        session.copy(offset, data.freeze()).await?;
     }
     count(&counters.copied_bytes, len);
     Ok(())

@@ -162,6 +162,27 @@ pub fn layout(device_bytes: u64, shape: &Shape) -> Option<Layout> {
     })
 }
 
+impl Layout {
+    /// The end of the part of the device that a replica uses, in bytes.
+    pub fn end(&self) -> u64 {
+        self.superblocks[1] + PAGE_BYTES as u64
+    }
+}
+
+/// Where everything lies once a replica that ends at `end` has followed its device, which has
+/// `device_bytes` now: at the new end, if nothing there touches what is at the old one. `None` when
+/// it stays where it is.
+pub fn follow(end: u64, device_bytes: u64, shape: &Shape) -> Option<Layout> {
+    layout(device_bytes, shape).filter(|new| new.log >= end)
+}
+
+/// The largest volume of these granularities for whose log so many bytes are enough.
+pub fn usable_with_log(log_bytes: u64, shape: &Shape) -> u64 {
+    let page = PAGE_BYTES as u64;
+    let pages = log_bytes.saturating_sub(log_layout(shape).pages) / page;
+    pages.saturating_mul(BITS_PER_PAGE).saturating_mul(u64::from(shape.bit_bytes))
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use proptest::prelude::*;
@@ -212,6 +233,30 @@ pub(crate) mod tests {
             prop_assert!(layout.superblocks[1] + 4096 <= device_bytes);
             prop_assert!(log.headers[1] + 4096 <= log.records[0]);
             prop_assert!(log.records[1] + log.record_bytes <= log.pages);
+        }
+    }
+
+    proptest! {
+        /// What moves touches nothing of what was there, and there is more room afterwards.
+        #[test]
+        fn a_grown_device_has_more_room(old in 1u64 << 21..1 << 44, more in 0u64..1 << 44) {
+            let shape = Shape::for_size(1 << 44);
+            let Some(before) = layout(old, &shape) else { return Ok(()) };
+            if let Some(after) = follow(before.end(), old + more, &shape) {
+                prop_assert!(after.log >= before.end() && after.end() <= old + more);
+                prop_assert!(after.usable_bytes >= before.end());
+            } else {
+                prop_assert!(more < (1 << 20) + (old + more) / 100_000);
+            }
+        }
+
+        #[test]
+        fn a_log_has_room_for_what_it_says(shape in any_shape(), log_bytes in 0u64..1 << 32) {
+            let usable_bytes = usable_with_log(log_bytes, &shape);
+            let volume = Shape { usable_bytes, ..shape };
+            prop_assert!(usable_bytes == 0 || log_layout(&volume).total_bytes <= log_bytes);
+            let larger = Shape { usable_bytes: usable_bytes + 1, ..shape };
+            prop_assert!(log_layout(&larger).total_bytes > log_bytes);
         }
     }
 

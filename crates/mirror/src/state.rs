@@ -5,6 +5,7 @@ use std::fmt;
 use crate::decide::Amount;
 use crate::format::superblock::Role;
 use crate::id::{Generation, Uuid};
+use crate::peer::LinkStatus;
 
 /// The state of a mirror towards one peer, as it is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +168,12 @@ pub struct PeerStatus {
     pub added_writes: u64,
     /// Times that it was lost after it had been attached.
     pub losses: u64,
+    /// Times that this side gave its data up for the peer's in a split brain, by policy.
+    pub given_up: u64,
+    /// What it had written without the peer then, at most, at the bitmap's granularity.
+    pub given_up_bytes: u64,
+    /// The way to it.
+    pub link: LinkStatus,
 }
 
 /// A mirror, as status shows it.

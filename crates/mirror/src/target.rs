@@ -22,7 +22,7 @@ use crate::format::bitmap_page::WORDS;
 use crate::format::superblock::{Role, Superblock};
 use crate::generation::List;
 use crate::id::{Generation, Uuid};
-use crate::limits::{BIT_MIN_BYTES, CHECK_BYTES, HISTORY_LEN, PEERS_MAX};
+use crate::limits::{BIT_MIN_BYTES, CHECK_BYTES, HISTORY_LEN, PAGE_BYTES, PEERS_MAX};
 use crate::mirror::{Attached, Inner, LegState, Mirror};
 use crate::options::Mode;
 use crate::order::{Gate, Order};
@@ -199,6 +199,7 @@ impl TargetSession {
         let inner = &self.inner;
         let _changing = inner.changing().await;
         inner.admissible(&attach)?;
+        inner.has_size(&attach)?;
         // From here on no earlier session begins a call; those in hand end first.
         inner.end_attachment().await;
         inner.admissible(&attach)?;
@@ -316,6 +317,9 @@ impl Inner {
             return Err(Refusal::Unrelated);
         }
         let state = self.lock();
+        if state.closed || state.moving {
+            return Err(Refusal::NotNow);
+        }
         if state.active {
             return Err(Refusal::Active);
         }
@@ -330,6 +334,21 @@ impl Inner {
             return Err(Refusal::Changed);
         }
         Ok(())
+    }
+
+    /// The source's volume has another size: asks whoever can give the replica another to do so.
+    fn has_size(&self, attach: &Attach) -> Result<(), Refusal> {
+        let here = self.local.superblock().shape.usable_bytes;
+        let wanted = attach.usable_bytes;
+        if wanted == here || wanted == 0 {
+            return Ok(());
+        }
+        let whole = wanted.is_multiple_of(PAGE_BYTES as u64);
+        if !whole || wanted > self.local.room_bytes() {
+            return Err(Refusal::Range);
+        }
+        self.change(|state| state.wanted_bytes = Some(wanted));
+        Err(Refusal::NotNow)
     }
 
     /// The place of a peer in the superblock: its own; else a free one; else that of a peer that
@@ -460,6 +479,11 @@ impl Inner {
         expected: Generation,
     ) -> Answer {
         let _changing = self.changing().await;
+        self.surrender_held(base, expected).await
+    }
+
+    /// The same of one that changes roles already.
+    pub(crate) async fn surrender_held(&self, base: Generation, expected: Generation) -> Answer {
         let superblock = self.local.superblock();
         if self.lock().active {
             return Err(Refusal::Active);

@@ -167,6 +167,9 @@ async fn change_piece(
             Departure::Wait(passage) => {
                 // Without the range: a resync may need it before the gate opens.
                 drop(held);
+                if let Passage::Moved(successor) = passage {
+                    return Box::pin(change(successor.0, (offset, len), op, fua)).await;
+                }
                 inner.wait_for_gate(passage).await;
             }
         }
@@ -198,6 +201,11 @@ async fn depart(
         Some(pin) => match pin.await {
             Ok(pin) => Some(pin),
             Err(error) => {
+                // The log is closed before the replica goes to another mirror.
+                let elsewhere = inner.lock().elsewhere();
+                if let Some(elsewhere) = elsewhere {
+                    return Ok(Departure::Wait(elsewhere));
+                }
                 inner.go_on_elsewhere(error).await?;
                 None
             }
@@ -239,7 +247,7 @@ impl Inner {
             }
             Passage::Full(leg) => self.wait_at_door(leg).await,
             Passage::Behind(leg, serial) => self.leave_behind(leg, serial),
-            Passage::Go(_) | Passage::Mint | Passage::Refused(_) => {}
+            Passage::Go(_) | Passage::Mint | Passage::Moved(_) | Passage::Refused(_) => {}
         }
     }
 
@@ -431,21 +439,31 @@ impl Inner {
     /// hold: waits until it is up to date, or the policy or the operator says otherwise.
     async fn wait_if_strict(&self) -> Result<(), IoError> {
         let goes = |state: &mut State| {
+            if let Some(successor) = &state.successor {
+                return Some(Ok(Some(successor.clone())));
+            }
             if !state.active {
-                return Some(Err(IoError::Unreachable));
+                return (!state.moving).then_some(Err(IoError::Unreachable));
             }
             let holds = state.legs.iter().zip(&self.legs).any(|(own, leg)| {
                 own.wish == Wish::Mirror && own.phase != Phase::InSync && leg.options().is_strict()
             });
-            (!holds).then_some(Ok(()))
+            (!holds).then_some(Ok(None))
         };
-        if let Some(result) = goes(&mut self.lock()) {
-            return result;
+        let gone = goes(&mut self.lock());
+        let gone = match gone {
+            Some(gone) => gone,
+            None => {
+                // It is held as those at the gate are.
+                self.lock().waiting += 1;
+                let _count = Uncount(self);
+                self.wait(goes).await
+            }
+        };
+        match gone? {
+            Some(successor) => Box::pin(successor.0.wait_if_strict()).await,
+            None => Ok(()),
         }
-        // It is held as those at the gate are.
-        self.lock().waiting += 1;
-        let _count = Uncount(self);
-        self.wait(goes).await
     }
 }
 
@@ -498,6 +516,7 @@ pub(crate) async fn flush(inner: Arc<Inner>) -> Result<(), IoError> {
             Passage::Go(going) => break going,
             Passage::Mint => inner.ensure_minted().await?,
             Passage::Refused(error) => return Err(error),
+            Passage::Moved(successor) => return Box::pin(flush(successor.0)).await,
             passage => inner.wait_for_gate(passage).await,
         }
     };

@@ -474,6 +474,51 @@ fn namespaces_that_come_and_go_are_announced() {
 }
 
 #[test]
+fn resize_during_activity() {
+    in_simulation(6, async || {
+        let server = Server::new();
+        let options =
+            FileOptions { create_bytes: Some(1 << 20), direct: false, ..FileOptions::default() };
+        let device: SharedDevice = FileDevice::open("/grows", &options).unwrap();
+        let nsid = server.add(device.clone());
+        let mut host = Host::attach(&server, &Options::default()).await;
+        let mask = EventMask::NAMESPACE_ATTRIBUTE.0;
+        let enable = Sqe::set_features(1, FeatureId::ASYNC_EVENTS, mask);
+        assert_eq!(host.admin.call(enable).await.status(), Status::SUCCESS);
+        host.admin.submit(Sqe::async_event_request(40)).await;
+        let last = (1 << 20) / 4096;
+        let beyond = host.io.write(nsid, last, 4096, &[7; 4096]).await;
+        assert_eq!(beyond, Err(Status::LBA_OUT_OF_RANGE.dnr()));
+        // The same size: nobody is told.
+        server.target.resize_namespace(&subsystem(), nsid).unwrap();
+        let wanted = flagstone_runtime::fs::OpenOptions {
+            exclusive: false,
+            direct: false,
+            ..Default::default()
+        };
+        let file = flagstone_runtime::fs::File::open("/grows", &wanted).unwrap();
+        let page = flagstone_runtime::buf::alloc(4096).await.freeze();
+        file.write_at(page, (2 << 20) - 4096, true).await.unwrap();
+        device.refresh();
+        server.target.resize_namespace(&subsystem(), nsid).unwrap();
+        let event = host.admin.response().await;
+        assert_eq!((event.cid.get(), event.async_event()), (40, AsyncEvent::NAMESPACE_CHANGED));
+        let log = GetLogPage::new(LogId::CHANGED_NAMESPACES, NAMESPACE_ID_ALL, 0, 4096);
+        let changed = host.admin.ask(log.command(2).unwrap()).await.unwrap();
+        assert_eq!(changed[..8], [nsid as u8, 0, 0, 0, 0, 0, 0, 0]);
+        let identify = Identify::new(Cns::NAMESPACE, nsid);
+        let said = host.admin.ask(identify.command(3)).await.unwrap();
+        assert_eq!(said[..8], (2u64 * last).to_le_bytes(), "NSZE");
+        // By the queue that was there before.
+        host.io.write(nsid, 2 * last - 1, 4096, &[7; 4096]).await.unwrap();
+        let beyond = host.io.write(nsid, 2 * last, 4096, &[7; 4096]).await;
+        assert_eq!(beyond, Err(Status::LBA_OUT_OF_RANGE.dnr()));
+        drop(host);
+        server.is_sound().await;
+    });
+}
+
+#[test]
 fn a_host_that_is_not_kept_alive_loses_its_controller() {
     in_simulation(5, async || {
         let server = Server::new();

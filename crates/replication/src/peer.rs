@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
 use flagstone_mirror::order::Order;
-use flagstone_mirror::peer::{Answer, Peer, Refusal, Request, Session};
+use flagstone_mirror::peer::{Answer, LinkStatus, Peer, Refusal, Request, Session};
 use flagstone_nvme::Nqn;
 use flagstone_nvmf::host::{AdminData, HostOptions, RemoteSession};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::{Buf, BufMut, buf};
 
+use crate::bandwidth::Class;
+use crate::link::{self, How, Link, LinkOptions};
 use crate::words;
 
 /// How long a command is sent again that the peer turns away for now: the mirror itself tries again
@@ -23,6 +25,7 @@ pub struct NvmePeer {
     address: Address,
     subnqn: Nqn,
     options: HostOptions,
+    link: Arc<Link>,
 }
 
 impl NvmePeer {
@@ -30,16 +33,22 @@ impl NvmePeer {
     /// identifier and the loss time-out are the link's own.
     pub fn new(address: Address, subnqn: Nqn, options: HostOptions) -> NvmePeer {
         let loss_timeout = options.loss_timeout.min(RETRY_FOR);
-        NvmePeer { address, subnqn, options: HostOptions { loss_timeout, ..options } }
+        let options = HostOptions { loss_timeout, ..options };
+        NvmePeer { address, subnqn, options, link: Arc::new(Link::new(LinkOptions::default())) }
+    }
+
+    /// The same with a link that does more than send what is written as it is.
+    pub fn with_link(self, options: LinkOptions) -> NvmePeer {
+        NvmePeer { link: Arc::new(Link::new(options)), ..self }
     }
 }
 
 impl Peer for NvmePeer {
     fn connect(&self) -> IoFuture<Arc<dyn Session>> {
-        let NvmePeer { address, subnqn, options } = self.clone();
+        let NvmePeer { address, subnqn, options, link } = self.clone();
         IoFuture::later(async move {
             match RemoteSession::connect(address, &subnqn, options).await {
-                Ok(session) => Ok(Arc::new(NvmeSession(session)) as Arc<dyn Session>),
+                Ok(session) => Ok(Arc::new(NvmeSession { session, link }) as Arc<dyn Session>),
                 Err(error) => {
                     tracing::debug!(%subnqn, "the peer cannot be reached: {error}");
                     Err(IoError::Unreachable)
@@ -47,17 +56,38 @@ impl Peer for NvmePeer {
             }
         })
     }
+
+    fn link(&self) -> LinkStatus {
+        self.link.status()
+    }
 }
 
 /// One connection.
-struct NvmeSession(Arc<RemoteSession>);
+struct NvmeSession {
+    session: Arc<RemoteSession>,
+    link: Arc<Link>,
+}
+
+impl NvmeSession {
+    fn send(
+        &self,
+        class: Class,
+        offset: u64,
+        data: Buf,
+        fua: bool,
+        order: Option<Order>,
+    ) -> IoFuture<()> {
+        let how = How { fua, order: order.map(words::order_to_wire), class };
+        link::send(&self.link, &self.session, offset, data, how)
+    }
+}
 
 impl Session for NvmeSession {
     fn ask(&self, request: Request) -> IoFuture<Answer> {
         let Some(request) = words::to_wire(&request) else {
             return IoFuture::ready(Ok(Err(Refusal::Range)));
         };
-        let (command, sent) = request.command(0, self.0.nsid());
+        let (command, sent) = request.command(0, self.session.nsid());
         let data = match (sent, request.reply_bytes()) {
             (Some(sent), _) => {
                 let mut data = buf::alloc_small(sent.bytes().len());
@@ -67,11 +97,15 @@ impl Session for NvmeSession {
             (None, 0) => AdminData::None,
             (None, bytes) => AdminData::In(buf::alloc_small(bytes)),
         };
-        let (answer, session) = (self.0.admin(command, data), self.0.clone());
+        let (answer, session) = (self.session.admin(command, data), self.session.clone());
+        let link = self.link.clone();
         IoFuture::later(async move {
             let answer = answer.await?;
             if answer.status.is_success() {
                 let data = answer.data.as_deref().unwrap_or_default();
+                if let Some(codecs) = words::codecs(&request, data) {
+                    link.learn(codecs);
+                }
                 if let Some(reply) = words::reply(&request, data) {
                     return Ok(Ok(reply));
                 }
@@ -86,14 +120,15 @@ impl Session for NvmeSession {
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        self.0.read(offset, buf)
+        self.session.read(offset, buf)
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()> {
-        match order {
-            None => self.0.write(offset, data, fua),
-            Some(order) => self.0.write_ordered(offset, data, fua, words::order_to_wire(order)),
-        }
+        self.send(Class::Hosts, offset, data, fua, order)
+    }
+
+    fn copy(&self, offset: u64, data: Buf) -> IoFuture<()> {
+        self.send(Class::Resync, offset, data, false, None)
     }
 
     fn write_zeroes(
@@ -104,26 +139,26 @@ impl Session for NvmeSession {
         order: Option<Order>,
     ) -> IoFuture<()> {
         match order {
-            None => self.0.write_zeroes(offset, len, flags),
+            None => self.session.write_zeroes(offset, len, flags),
             Some(order) => {
-                self.0.write_zeroes_ordered(offset, len, flags, words::order_to_wire(order))
+                self.session.write_zeroes_ordered(offset, len, flags, words::order_to_wire(order))
             }
         }
     }
 
     fn transfer_bytes(&self) -> u64 {
-        self.0.transfer_bytes().into()
+        self.link.part_bytes(self.session.transfer_bytes().into())
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.0.flush()
+        self.session.flush()
     }
 
     fn lost(&self) -> IoFuture<()> {
-        self.0.lost()
+        self.session.lost()
     }
 
     fn close(&self) {
-        self.0.close();
+        self.session.close();
     }
 }

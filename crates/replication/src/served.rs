@@ -2,19 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_mirror::Mirror;
 use flagstone_mirror::target::TargetSession;
 use flagstone_nvme::limits::NQN_BYTES;
-use flagstone_nvme::replica::{OrderedWrite, OrderedZeroes, Request, admin, io};
+use flagstone_nvme::replica::compressed::INFLATED_MAX_BYTES;
+use flagstone_nvme::replica::{CompressedWrite, OrderedWrite, OrderedZeroes, Request, admin, io};
 use flagstone_nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Status};
 use flagstone_nvmf::target::{
     NamespaceConfig, SubsystemConfig, Target, TargetError, VendorCommands, VendorHandler,
     VendorHost, VendorReply, VendorSession,
 };
-use flagstone_runtime::{Buf, BufMut};
+use flagstone_runtime::{Buf, BufMut, buf, time};
 
+use crate::codec::inflate;
+use crate::limits::INFLATE_WAIT_MS;
 use crate::words;
 
 /// What a volume's name is followed by in that of its replication subsystem.
@@ -72,7 +76,7 @@ impl ReplicaHandler {
 
 impl VendorHandler for ReplicaHandler {
     fn commands(&self) -> VendorCommands {
-        VendorCommands { admin: &admin::ALL, io: &[io::WRITE, io::WRITE_ZEROES] }
+        VendorCommands { admin: &admin::ALL, io: &io::ALL }
     }
 
     fn session(&self, host: &VendorHost) -> Arc<dyn VendorSession> {
@@ -104,6 +108,33 @@ impl Served {
         let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
         let order = Some(words::order_from_wire(order));
         Ok(self.session.write(range.start() << shift, data, fua, order))
+    }
+
+    /// What it inflates to is known before, and bounded.
+    fn compressed_write(&self, command: &Sqe, data: Option<Buf>) -> Result<IoFuture<()>, Status> {
+        let write = CompressedWrite::parse(command)?;
+        let shift = self.geometry.block_bytes.trailing_zeros();
+        write.range.check_within(self.geometry.blocks())?;
+        let len = u64::from(write.range.blocks()) << shift;
+        if len > INFLATED_MAX_BYTES {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        let data = data.filter(|data| u32::try_from(data.len()).ok() == write.sent_bytes());
+        let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
+        let (session, offset) = (self.session.clone(), write.range.start() << shift);
+        Ok(IoFuture::later(async move {
+            // It holds memory itself, so it does not wait long: the source sends it again.
+            let patience = Duration::from_millis(INFLATE_WAIT_MS);
+            let place = time::timeout(patience, buf::acquire(len as usize)).await;
+            let Ok(Ok(mut place)) = place else { return Err(IoError::NoMemory) };
+            if !inflate(write.codec, &data[..write.compressed_bytes as usize], &mut place) {
+                // Invalid Field in Command.
+                return Err(IoError::Misaligned);
+            }
+            drop(data);
+            let order = write.order.map(words::order_from_wire);
+            session.write(offset, place.freeze(), write.fua, order).await
+        }))
     }
 
     fn ordered_zeroes(&self, command: &Sqe) -> Result<IoFuture<()>, Status> {
@@ -157,6 +188,7 @@ impl VendorSession for Served {
     fn io(&self, command: &Sqe, data: Option<Buf>) -> IoFuture<VendorReply> {
         let begun = match IoOpcode(command.opcode) {
             io::WRITE => self.ordered_write(command, data),
+            io::COMPRESSED_WRITE => self.compressed_write(command, data),
             _ => self.ordered_zeroes(command),
         };
         match begun {

@@ -22,13 +22,12 @@ const _: () = assert!(flagstone_mirror::limits::CHECK_BYTES == wire::CHECK_BYTES
 pub(crate) fn to_wire(request: &Request) -> Option<wire::Request> {
     Some(match *request {
         Request::Identify { asker } => wire::Request::Identify { asker: asker.0 },
-        Request::Attach(attach) => wire::Request::Attach(wire::Attach::new(
-            attach.volume.0,
-            attach.source.0,
-            attach.epoch,
-            attach.expected.0,
-            attach.in_sync,
-        )),
+        Request::Attach(attach) => {
+            let who = (attach.volume.0, attach.source.0);
+            let said =
+                wire::Attach::new(who.0, who.1, attach.epoch, attach.expected.0, attach.in_sync);
+            wire::Request::Attach(said.of_size(attach.usable_bytes))
+        }
         Request::Ancestors { generations } => {
             let said = generations.0.map(|generation| generation.0);
             wire::Request::Ancestors(wire::Ancestors::new(said))
@@ -69,6 +68,7 @@ pub(crate) fn from_wire(request: wire::Request) -> Request {
             epoch: attach.epoch.get(),
             expected: Generation(attach.expected.get()),
             in_sync: attach.in_sync(),
+            usable_bytes: attach.usable_bytes.get(),
         }),
         wire::Request::Ancestors(said) => Request::Ancestors {
             generations: List(said.generations.map(|generation| Generation(generation.get()))),
@@ -139,8 +139,15 @@ pub(crate) fn reply(request: &wire::Request, data: &[u8]) -> Option<Reply> {
     })
 }
 
+/// The codecs that the replica knows, of a reply to Replica Identify.
+pub(crate) fn codecs(request: &wire::Request, data: &[u8]) -> Option<u8> {
+    let asked = matches!(request, wire::Request::Identify { .. });
+    wire::About::view(data).filter(|_| asked).map(|said| said.codecs)
+}
+
 fn about_to_wire(about: &About) -> wire::About {
-    let View { volume, replica, usable_bytes, bit_bytes, lineage, epoch, .. } = about.view;
+    let View { volume, replica, usable_bytes, room_bytes, bit_bytes, lineage, epoch, .. } =
+        about.view;
     let role = match about.role {
         Role::Target => wire::Role::Target,
         Role::Source => wire::Role::Source,
@@ -157,8 +164,10 @@ fn about_to_wire(about: &About) -> wire::About {
     said.flags = flags.iter().filter(|(is, _)| *is).fold(0, |all, (_, flag)| all | flag);
     said.bit_bytes = U32::new(bit_bytes);
     said.usable_bytes = U64::new(usable_bytes);
+    said.room_bytes = U64::new(room_bytes);
     (said.volume, said.replica) = (volume.0, replica.0);
     said.epoch = U64::new(epoch);
+    said.codecs = wire::Codec::ALL.iter().fold(0, |all, codec| all | codec.bit());
     said.current = U64::new(lineage.current.0);
     said.bases = lineage.bases.0.map(|generation| U64::new(generation.0));
     said.history = lineage.history.0.map(|generation| U64::new(generation.0));
@@ -179,6 +188,7 @@ fn about_from_wire(said: &wire::About) -> Option<About> {
         volume: Uuid(said.volume),
         replica: Uuid(said.replica),
         usable_bytes: said.usable_bytes.get(),
+        room_bytes: said.room_bytes.get().max(said.usable_bytes.get()),
         bit_bytes: said.bit_bytes.get(),
         lineage: Lineage {
             current: generation(said.current),

@@ -8,15 +8,17 @@ use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError, SharedDevice, ZeroFlags};
 use flagstone_mirror::id::Uuid;
-use flagstone_mirror::peer::{Peer, Request, SharedSession};
+use flagstone_mirror::peer::{LinkStatus, Peer, Request, SharedSession};
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::MirrorState;
 use flagstone_mirror::{Mirror, Mode, PeerOptions};
 use flagstone_nvme::Nqn;
-use flagstone_nvmf::host::HostOptions;
+use flagstone_nvmf::host::{Compressed, HostOptions, RemoteSession};
 use flagstone_nvmf::target::{SubsystemConfig, Target, TargetConfig, serve};
-use flagstone_replication::{NvmePeer, replication_nqn, serve_replica};
+use flagstone_replication::{
+    Bandwidth, Codec, LinkOptions, NvmePeer, replication_nqn, serve_replica,
+};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::sim::{Config, DiskConfig, NodeId, Simulation};
 use flagstone_runtime::{buf, spawn_detached, time};
@@ -54,6 +56,17 @@ fn target_config() -> TargetConfig {
     }
 }
 
+fn host_options(index: usize) -> HostOptions {
+    HostOptions {
+        host_nqn: Some(host(index)),
+        queues: 3,
+        keep_alive: TIMEOUT,
+        command_timeout: 2 * TIMEOUT,
+        connect_timeout: TIMEOUT,
+        ..HostOptions::default()
+    }
+}
+
 type Mirrors = Rc<RefCell<[Option<Arc<Mirror>>; 2]>>;
 
 struct World {
@@ -61,10 +74,15 @@ struct World {
     nodes: [NodeId; 2],
     mirrors: Mirrors,
     mode: Mode,
+    link: LinkOptions,
 }
 
 impl World {
     fn new(seed: u64, mode: Mode) -> World {
+        World::with_link(seed, mode, LinkOptions::default())
+    }
+
+    fn with_link(seed: u64, mode: Mode, link: LinkOptions) -> World {
         let sim = Simulation::new(seed, Config::default());
         let nodes = [sim.add_node("a"), sim.add_node("b")];
         for (index, node) in nodes.into_iter().enumerate() {
@@ -79,7 +97,7 @@ impl World {
             });
             sim.block_on(made).expect("nobody ends it");
         }
-        let world = World { sim, nodes, mirrors: Rc::default(), mode };
+        let world = World { sim, nodes, mirrors: Rc::default(), mode, link };
         world.start(0);
         world.start(1);
         world
@@ -91,15 +109,8 @@ impl World {
 
     /// From a node to the other, by several connections.
     fn way(&self, index: usize) -> NvmePeer {
-        let options = HostOptions {
-            host_nqn: Some(host(index)),
-            queues: 3,
-            keep_alive: TIMEOUT,
-            command_timeout: 2 * TIMEOUT,
-            connect_timeout: TIMEOUT,
-            ..HostOptions::default()
-        };
-        NvmePeer::new(self.address(1 - index), subsystem(), options)
+        NvmePeer::new(self.address(1 - index), subsystem(), host_options(index))
+            .with_link(self.link.clone())
     }
 
     /// A node: its mirror, and its leg served to the other.
@@ -132,6 +143,11 @@ impl World {
 
     fn mirror(&self, index: usize) -> Arc<Mirror> {
         self.mirrors.borrow()[index].clone().expect("it has started")
+    }
+
+    /// Of a node's way to the other.
+    fn link_status(&self, index: usize) -> LinkStatus {
+        self.mirror(index).options(0).expect("it has a peer").way.link()
     }
 
     fn stop(&self, index: usize) {
@@ -188,9 +204,10 @@ impl World {
 
 /// What was written is on the peer, through resync and mirroring, with the source dead; and the
 /// source that comes back is brought up to date over the same link, the other way round.
-fn a_volume_survives_its_node(mode: Mode) {
+fn a_volume_survives_its_node(mode: Mode, compression: Option<Codec>) {
     for seed in 1..=4 {
-        let world = World::new(seed, mode);
+        let link = LinkOptions { compression, bandwidth: None };
+        let world = World::with_link(seed, mode, link);
         world.until_mirroring(0);
         for block in 0..32u8 {
             world.write(0, u64::from(block) * 4096, block + 1);
@@ -203,6 +220,14 @@ fn a_volume_survives_its_node(mode: Mode) {
         world.sim.block_on(zeroed).unwrap().unwrap();
         // What the queue of an asynchronous mirror still holds goes over.
         world.sim.run_for(Duration::from_secs(5));
+        let link = world.link_status(0);
+        assert_eq!(link.compression, compression.map_or("none", Codec::name));
+        assert!(!link.is_declined && link.data_bytes >= 32 * 4096, "{link:?}");
+        match compression {
+            // Each block is of one byte.
+            Some(_) => assert!(link.sent_bytes < link.data_bytes / 16, "{link:?}"),
+            None => assert_eq!(link.sent_bytes, link.data_bytes),
+        }
         world.fail_over_to(1);
         for block in 0..32u8 {
             let expected = if block < 2 { 0 } else { block + 1 };
@@ -220,12 +245,20 @@ fn a_volume_survives_its_node(mode: Mode) {
 
 #[test]
 fn a_synchronous_mirror_survives_its_node() {
-    a_volume_survives_its_node(Mode::Sync);
+    a_volume_survives_its_node(Mode::Sync, None);
 }
 
 #[test]
 fn an_asynchronous_mirror_survives_its_node() {
-    a_volume_survives_its_node(Mode::Async);
+    a_volume_survives_its_node(Mode::Async, None);
+}
+
+#[test]
+fn compressed_writes_survive_as_others_do() {
+    for codec in Codec::ALL {
+        a_volume_survives_its_node(Mode::Sync, Some(codec));
+        a_volume_survives_its_node(Mode::Async, Some(codec));
+    }
 }
 
 #[test]
@@ -248,8 +281,23 @@ fn a_link_that_is_cut_comes_back() {
 /// link would be lost otherwise, or later writes wait for ever.
 #[test]
 fn long_writes_keep_their_order() {
+    long_writes(LinkOptions::default);
+}
+
+/// Neither parts that are compressed nor waiting for turns change that.
+#[test]
+fn long_writes_keep_their_order_compressed_and_under_a_cap() {
+    for codec in [None, Some(Codec::Lz4), Some(Codec::Zstd)] {
+        long_writes(|| LinkOptions {
+            compression: codec,
+            bandwidth: Some(Bandwidth::new(1 << 20)),
+        });
+    }
+}
+
+fn long_writes(link: impl Fn() -> LinkOptions) {
     for seed in 1..=4 {
-        let world = World::new(seed, Mode::Async);
+        let world = World::with_link(seed, Mode::Async, link());
         world.until_mirroring(0);
         let long = 5 * TRANSFER_BYTES as usize + 4096;
         for round in 0..20u8 {
@@ -264,6 +312,65 @@ fn long_writes_keep_their_order() {
         let found: Vec<u8> = (0..13).map(|block| world.read(1, block * 4096)).collect();
         assert_eq!(found, [0, 39, 40, 39, 39, 39, 39, 39, 39, 39, 39, 39, 0], "seed {seed}");
     }
+}
+
+/// Hosts of a synchronous mirror wait for the cap, an asynchronous one has its queue: neither sends
+/// faster, and all arrives.
+#[test]
+fn a_cap_on_the_link_holds() {
+    const CAP: u64 = 128 << 10;
+    for mode in [Mode::Sync, Mode::Async] {
+        let bandwidth = Some(Bandwidth::new(CAP));
+        let world = World::with_link(5, mode, LinkOptions { compression: None, bandwidth });
+        world.until_mirroring(0);
+        world.sim.run_for(Duration::from_secs(10));
+        let sent = |world: &World| world.link_status(0).sent_bytes;
+        let (began, before) = (world.sim.now(), sent(&world));
+        for block in 0..128u8 {
+            world.write(0, u64::from(block) * 4096, block + 1);
+        }
+        let written = world.sim.now() - began;
+        // 512 KiB are four seconds' worth, less the last write and what timers make up for.
+        let least = Duration::from_millis(3900);
+        assert_eq!(written >= least, mode == Mode::Sync, "{mode:?}: {written:?}");
+        while sent(&world) < before + 128 * 4096 {
+            world.sim.run_for(Duration::from_millis(10));
+            assert!(world.sim.now() - began < Duration::from_secs(8), "{mode:?}");
+        }
+        assert!(world.sim.now() - began >= least, "{mode:?}");
+        world.sim.run_for(Duration::from_secs(1));
+        assert_eq!(world.mirror(0).state(0), MirrorState::Mirroring);
+        world.fail_over_to(1);
+        for block in 0..128u8 {
+            assert_eq!(world.read(1, u64::from(block) * 4096), block + 1, "{mode:?}");
+        }
+    }
+}
+
+/// Whatever a source sends as compressed data, it is refused, and the connection stays.
+#[test]
+fn data_that_does_not_inflate_to_its_blocks_is_refused() {
+    let world = World::new(3, Mode::Sync);
+    world.until_mirroring(0);
+    let address = world.address(1);
+    let refused = world.sim.spawn_on(world.nodes[0], async move {
+        let session = RemoteSession::connect(address, &subsystem(), host_options(0))
+            .await
+            .expect("it serves");
+        for codec in Codec::ALL {
+            for data in [&b"none"[..], &[0; 64], &[0xff; 64], &[0x1f, 0, 1, 0, 0xff, 0xff, 0xff, 9]]
+            {
+                let mut place = buf::alloc_small(data.len());
+                place.copy_from_slice(data);
+                let data = place.freeze();
+                let compressed = Compressed { bytes: data.len() as u32, data, codec };
+                let done = session.write_compressed(0, 4096, compressed, false, None).await;
+                assert_eq!(done, Err(IoError::Misaligned), "{codec:?}");
+            }
+        }
+        assert!(!session.is_lost());
+    });
+    world.sim.block_on(refused).expect("nobody ends it");
 }
 
 /// How a node falls silent, its connections as they were: nothing is reset.

@@ -79,6 +79,14 @@ impl File {
         self.info
     }
 
+    /// Asks how large it is now, in bytes: it may have been made larger since it was opened.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn size_now(&self) -> io::Result<u64> {
+        Executor::current().driver().size(self.handle.raw())
+    }
+
     /// Reads at `offset` into `buf`; the count is short at the end of the file only.
     pub async fn read_at(&self, buf: BufMut, offset: u64) -> (io::Result<usize>, BufMut) {
         let op = Op::ReadAt { file: self.handle.clone(), buf, offset };

@@ -22,6 +22,7 @@ pub const ALL: &[Scenario] = &[
     mirror::ASYNC,
     mirror::FAULTY,
     mirror::BROKEN,
+    mirror::GROW,
     mirror::TWO,
 ];
 

@@ -10,6 +10,8 @@
 //! - flushes that wait at the same time share one sync;
 //! - what lies beyond the end of a file that was truncated underneath reads as zeroes.
 //!
+//! It may be made larger while it is open: [`BlockDevice::refresh`] finds that.
+//!
 //! Overlapping calls with O_DIRECT are as atomic as the disk below makes them, a sector at least.
 
 mod open;
@@ -19,7 +21,7 @@ mod zero;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use flagstone_runtime::fs::{File, PunchMode};
@@ -37,7 +39,9 @@ pub struct FileDevice(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     file: Arc<File>,
-    geometry: Geometry,
+    /// Except for the size, which is `size_bytes`.
+    opened: Geometry,
+    size_bytes: AtomicU64,
     sync: Arc<SyncGroup>,
     /// The file or disk turned out to be unable to deallocate.
     no_deallocate: AtomicBool,
@@ -55,7 +59,8 @@ impl FileDevice {
         let (file, geometry) = open::open(path.as_ref(), options)?;
         Ok(Arc::new(FileDevice(Arc::new(Inner {
             file: Arc::new(file),
-            geometry,
+            opened: geometry,
+            size_bytes: AtomicU64::new(geometry.size_bytes),
             sync: Arc::new(SyncGroup::default()),
             no_deallocate: AtomicBool::new(false),
             no_zero: AtomicBool::new(false),
@@ -74,13 +79,17 @@ impl FileDevice {
 }
 
 impl Inner {
+    fn geometry(&self) -> Geometry {
+        Geometry { size_bytes: self.size_bytes.load(Ordering::Acquire), ..self.opened }
+    }
+
     fn check_change(&self, offset: u64, len: u64) -> Result<(), IoError> {
-        self.geometry.check_change(offset, len)?;
+        self.geometry().check_change(offset, len)?;
         if self.sync.is_poisoned() { Err(IoError::Poisoned) } else { Ok(()) }
     }
 
     fn takes_memory_at(&self, bytes: &[u8]) -> bool {
-        bytes.as_ptr().addr().is_multiple_of(self.geometry.memory_align_bytes as usize)
+        bytes.as_ptr().addr().is_multiple_of(self.opened.memory_align_bytes as usize)
     }
 
     async fn read(&self, offset: u64, mut buf: BufMut) -> Result<BufMut, IoError> {
@@ -113,7 +122,7 @@ impl Inner {
         mut buf: BufMut,
         mut filled: usize,
     ) -> Result<BufMut, IoError> {
-        let block = self.geometry.block_bytes as usize;
+        let block = self.opened.block_bytes as usize;
         // A count within a block is the end of the file, and O_DIRECT could not go on from there.
         while filled < buf.len() && filled.is_multiple_of(block) {
             let rest = buf.split_off(filled);
@@ -180,11 +189,17 @@ async fn bounce_buffer(len: usize) -> Result<BufMut, IoError> {
 
 impl BlockDevice for FileDevice {
     fn geometry(&self) -> Geometry {
-        self.0.geometry
+        self.0.geometry()
+    }
+
+    fn refresh(&self) {
+        let Ok(now) = self.0.file.size_now() else { return };
+        let block = u64::from(self.0.opened.block_bytes);
+        self.0.size_bytes.fetch_max(now / block * block, Ordering::AcqRel);
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        if let Err(error) = self.0.geometry.check_transfer(offset, buf.len()) {
+        if let Err(error) = self.0.geometry().check_transfer(offset, buf.len()) {
             return IoFuture::ready(Err(error));
         }
         let inner = self.0.clone();
@@ -192,7 +207,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        let bounded = self.0.geometry.check_transfer(offset, data.len());
+        let bounded = self.0.geometry().check_transfer(offset, data.len());
         if let Err(error) = bounded.and(self.0.check_change(offset, data.len() as u64)) {
             return IoFuture::ready(Err(error));
         }
@@ -201,7 +216,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn flush(&self) -> IoFuture<()> {
-        if self.0.geometry.read_only {
+        if self.0.opened.read_only {
             return IoFuture::ready(Ok(()));
         }
         let inner = self.0.clone();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use flagstone_control::units::parse_rate;
+use flagstone_control::units::{parse_rate, parse_size};
 
 use crate::status::pause;
 
@@ -39,6 +39,8 @@ pub enum MirrorCommand {
     Verify(VerifyArgs),
     /// End a split brain by saying whose data is kept
     Resolve(ResolveArgs),
+    /// Have the volume grow to what the devices of all its nodes have room for now
+    Grow(GrowArgs),
     /// Make this node a target: it serves the volume no more
     Demote(DemoteArgs),
     /// Forget that the volume's device here is a replica; its data stays
@@ -203,6 +205,19 @@ pub struct DemoteArgs {
     pub acting: Acting,
 }
 
+/// Arguments of `flagstone mirror grow`.
+#[derive(Debug, Clone, Args)]
+pub struct GrowArgs {
+    /// The volume
+    pub volume: String,
+    /// Grow to this size, such as 200GiB, rather than to all that there is room for
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub size: Option<u64>,
+    /// What all actions take.
+    #[command(flatten)]
+    pub acting: Acting,
+}
+
 /// Arguments of `flagstone mirror failover` and `delete`.
 #[derive(Debug, Clone, Args)]
 pub struct ForceArgs {
@@ -217,6 +232,10 @@ pub struct ForceArgs {
     /// What all actions take.
     #[command(flatten)]
     pub acting: Acting,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|error| error.to_string())
 }
 
 fn rate(text: &str) -> Result<u64, String> {

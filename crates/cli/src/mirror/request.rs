@@ -85,6 +85,9 @@ pub(super) fn request(command: &MirrorCommand) -> Option<Request> {
             Request { asks_first: !args.yes, ..request }
         }
         MirrorCommand::Demote(args) => Request::new("demote", &args.volume, &args.acting),
+        MirrorCommand::Grow(args) => {
+            Request::new("grow", &args.volume, &args.acting).with("size_bytes", args.size)
+        }
         MirrorCommand::Delete(args) => Request::forced("delete", args),
     })
 }
@@ -94,7 +97,7 @@ pub(super) fn is_settled(action: &str, peer: Option<&str>, now: &MirrorDocument)
     if action == "verify" {
         return now.verify.as_ref().is_none_or(|verify| !verify.running);
     }
-    if !["create", "continue", "resync", "resolve", "switchover"].contains(&action) {
+    if !["create", "continue", "resync", "resolve", "switchover", "grow"].contains(&action) {
         return true;
     }
     let mut peers = now.peers.iter().filter(|one| peer.is_none_or(|peer| one.name == peer));
@@ -171,6 +174,8 @@ mod tests {
             ("resolve db --keep peer", "resolve", json!({ "keep": "peer" }), true),
             ("resolve db --keep mine --yes", "resolve", json!({ "keep": "mine" }), false),
             ("demote db", "demote", json!({}), false),
+            ("grow db", "grow", json!({}), false),
+            ("grow db --size 2GiB", "grow", json!({ "size_bytes": 2u64 << 30 }), false),
             ("delete db", "delete", json!({}), true),
         ] {
             let found = request(&parse(line).expect(line)).expect(line);
@@ -194,6 +199,7 @@ mod tests {
             ("verify db --max-rate 0B/s", "above 0"),
             ("verify db --stop --repair", "cannot be used with"),
             ("demote db --peer b", "unexpected argument"),
+            ("grow db --size huge", "huge"),
             ("pause", "<VOLUME>"),
             ("status --interval 1ms", "100ms or longer"),
         ] {
@@ -213,7 +219,7 @@ mod tests {
             replica: Some(ReplicaDocument { generation: "00ab".into(), ..Default::default() }),
             ..MirrorDocument::default()
         };
-        for action in ["create", "continue", "resync", "resolve", "switchover"] {
+        for action in ["create", "continue", "resync", "resolve", "switchover", "grow"] {
             for (state, settled) in [
                 ("mirroring", true),
                 ("split-brain", true),

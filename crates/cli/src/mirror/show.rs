@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use flagstone_control::api::mirror_document::{
-    ActionDocument, MirrorDocument, PeerDocument, ReplicaDocument, ResyncDocument, VerifyDocument,
+    ActionDocument, LinkDocument, MirrorDocument, PeerDocument, ReplicaDocument, ResyncDocument,
+    VerifyDocument,
 };
 use flagstone_runtime::time::Instant;
 
@@ -118,6 +119,13 @@ fn peer_text(peer: &PeerDocument, was: Option<&PeerDocument>, wall: u64) -> Stri
         times => format!(", lost {} times", grouped(times)),
     };
     let _ = writeln!(text, "  out of date {}{lost}", size(peer.out_of_date_bytes));
+    if peer.given_up > 0 {
+        let _ = writeln!(
+            text,
+            "  gave up {} of this side's in a split brain, as split_brain says",
+            size(peer.given_up_bytes)
+        );
+    }
     if peer.lag_writes > 0 || peer.mode == "async" {
         let _ = writeln!(
             text,
@@ -134,12 +142,33 @@ fn peer_text(peer: &PeerDocument, was: Option<&PeerDocument>, wall: u64) -> Stri
         None => (peer.added_us, peer.added_writes),
     };
     let _ = writeln!(text, "  adds {} to a write", mean(us, writes));
+    text.push_str(&link_text(&peer.link));
     if let Some(resync) = &peer.resync {
         text.push_str(&resync_text(resync));
     } else if peer.full_resync {
         text.push_str("  everything is going to be copied\n");
     }
     text
+}
+
+/// What is not usual of the way to the peer; nothing of one that sends all as it is.
+fn link_text(link: &LinkDocument) -> String {
+    let mut parts = Vec::new();
+    match link.compression.as_str() {
+        "" | "none" => {}
+        codec if link.compression_declined => {
+            parts.push(format!("{codec} is wanted, which the peer does not know: not compressed"));
+        }
+        codec => parts.push(format!(
+            "{codec} made {} of {}",
+            size(link.sent_bytes),
+            size(link.data_bytes)
+        )),
+    }
+    if let Some(cap) = link.max_bytes_per_second {
+        parts.push(format!("at most {} MB/s to the peer", megabytes(cap as f64)));
+    }
+    if parts.is_empty() { String::new() } else { format!("  link: {}\n", parts.join("; ")) }
 }
 
 fn resync_text(resync: &ResyncDocument) -> String {

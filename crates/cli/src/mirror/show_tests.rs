@@ -189,3 +189,23 @@ fn actions_say_what_they_did_or_would_do() {
     let expected = "db: nothing was done; it would be so: it is paused\nthis loses: much\n";
     assert_eq!(action(&dry), expected);
 }
+
+#[test]
+fn a_link_that_compresses_or_is_capped_says_so() {
+    let of = |compression: &str, declined: bool, cap: Option<u64>| {
+        link_text(&LinkDocument {
+            compression: compression.into(),
+            compression_declined: declined,
+            max_bytes_per_second: cap,
+            data_bytes: 4 << 20,
+            sent_bytes: 1 << 20,
+        })
+    };
+    assert_eq!(of("none", false, None), "");
+    assert_eq!(of("lz4", false, None), "  link: lz4 made 1.00 MiB of 4.00 MiB\n");
+    assert_eq!(
+        of("zstd", true, Some(50_000_000)),
+        "  link: zstd is wanted, which the peer does not know: not compressed; \
+         at most 50.0 MB/s to the peer\n"
+    );
+}

@@ -102,6 +102,9 @@ impl Mirrors {
         if let Action::Create { source, destroy_data } = order.action {
             return create(mirrored, source, destroy_data, order.dry_run).await;
         }
+        if let Action::Grow { size_bytes } = order.action {
+            return grow(mirrored, size_bytes, order.dry_run).await;
+        }
         if order.action == (Action::Failover { force: false }) {
             mirrored.wait_for_loss().await;
         }
@@ -161,6 +164,28 @@ async fn create(
         ),
     };
     Ok(Foreseen { changed: true, said, loses: Some(loses), deed: None })
+}
+
+async fn grow(
+    mirrored: &Rc<Mirrored>,
+    size_bytes: Option<u64>,
+    dry_run: bool,
+) -> Result<Foreseen, Problem> {
+    let grown = mirrored.grow(size_bytes, dry_run).await.map_err(refused)?;
+    let (from, to) = (format_size(grown.from_bytes), format_size(grown.to_bytes));
+    let changed = grown.to_bytes > grown.from_bytes;
+    let said = match changed {
+        true => format!(
+            "the volume grows from {from} to {to}: hosts are told, and what is new is copied to the \
+             peers"
+        ),
+        false if size_bytes.is_some() => format!("the volume has {to} already"),
+        false => format!(
+            "the volume has {from}, and there is no room for more on {}: make its device larger first",
+            grown.smallest
+        ),
+    };
+    Ok(Foreseen { changed, said, loses: None, deed: None })
 }
 
 /// What a replica that was not made, or not forgotten, is to the asker.

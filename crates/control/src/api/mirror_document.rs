@@ -98,6 +98,9 @@ pub struct PeerDocument {
     pub ack: String,
     /// `continue` or `strict`.
     pub when_peer_lost: String,
+    /// `ask` or `keep-serving`.
+    #[serde(default)]
+    pub split_brain: String,
     /// A resync compares checksums first, and copies what differs.
     pub compare: bool,
     /// Everything is copied, or is going to be.
@@ -125,6 +128,30 @@ pub struct PeerDocument {
     pub added_writes: u64,
     /// Times that it was lost after it had been attached.
     pub losses: u64,
+    /// Times that this side gave its data up for the peer's in a split brain, as `split_brain` says.
+    #[serde(default)]
+    pub given_up: u64,
+    /// What it had written without the peer then, at most, at the bitmap's granularity.
+    #[serde(default)]
+    pub given_up_bytes: u64,
+    /// The way to it.
+    #[serde(default)]
+    pub link: LinkDocument,
+}
+
+/// The way to a peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkDocument {
+    /// `none`, `lz4` or `zstd`, as configured.
+    pub compression: String,
+    /// The peer's version cannot inflate that: data goes as it is.
+    pub compression_declined: bool,
+    /// Most that is sent to the peer, of all volumes together; `null` without a cap.
+    pub max_bytes_per_second: Option<u64>,
+    /// Data that was written to the peer since the replica was opened.
+    pub data_bytes: u64,
+    /// What was sent for it: less when it is compressed.
+    pub sent_bytes: u64,
 }
 
 /// What a peer said of itself when it was met last.

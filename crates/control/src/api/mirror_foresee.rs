@@ -58,8 +58,8 @@ pub(super) fn not_created(volume: &str) -> Problem {
     .accepting(["create"])
 }
 
-/// What `order` comes to for a mirror that is as `now` says. Not of [`Action::Create`], for which
-/// devices are looked at.
+/// What `order` comes to for a mirror that is as `now` says. Not of [`Action::Create`] and
+/// [`Action::Grow`], for which devices are looked at.
 pub(super) fn foresee(now: &MirrorDocument, order: &Order) -> Result<Foreseen, Problem> {
     let volume = &now.volume;
     let Some(replica) = &now.replica else {
@@ -72,7 +72,10 @@ pub(super) fn foresee(now: &MirrorDocument, order: &Order) -> Result<Foreseen, P
     };
     let peer = || find(now, order.peer.as_deref());
     match &order.action {
-        Action::Create { .. } => Err(Problem::conflict("there is a replica here already")),
+        // For these the devices are looked at.
+        Action::Create { .. } | Action::Grow { .. } => {
+            Err(Problem::conflict("there is a replica here already"))
+        }
         Action::Pause => wish(now, replica, peer()?, Wish::Pause),
         Action::Break => wish(now, replica, peer()?, Wish::Break),
         Action::Continue => wish(now, replica, peer()?, Wish::Mirror),

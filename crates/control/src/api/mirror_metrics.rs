@@ -51,7 +51,7 @@ const REPLICA: [(&str, Kind, &str, OfReplica); 9] = [
     }),
 ];
 
-const PEER: [(&str, Kind, &str, OfPeer); 11] = [
+const PEER: [(&str, Kind, &str, OfPeer); 15] = [
     (
         "flagstone_mirror_out_of_date_bytes",
         Kind::Gauge,
@@ -112,6 +112,30 @@ const PEER: [(&str, Kind, &str, OfPeer); 11] = [
         Kind::Counter,
         "Times that the peer was lost after it had been attached.",
         |peer| peer.losses as f64,
+    ),
+    (
+        "flagstone_mirror_given_up_total",
+        Kind::Counter,
+        "Times that this side gave its data up in a split brain, as `split_brain` says.",
+        |peer| peer.given_up as f64,
+    ),
+    (
+        "flagstone_mirror_given_up_bytes_total",
+        Kind::Counter,
+        "What it had written without the peer then, at most.",
+        |peer| peer.given_up_bytes as f64,
+    ),
+    (
+        "flagstone_mirror_link_data_bytes_total",
+        Kind::Counter,
+        "Data that was written to the peer, of hosts and resyncs.",
+        |peer| peer.link.data_bytes as f64,
+    ),
+    (
+        "flagstone_mirror_link_sent_bytes_total",
+        Kind::Counter,
+        "What was sent for that data: less when it is compressed.",
+        |peer| peer.link.sent_bytes as f64,
     ),
     (
         "flagstone_mirror_full_resync",

@@ -34,6 +34,10 @@ pub(super) enum Action {
         keep_mine: bool,
     },
     Demote,
+    /// To so many bytes; to what all have room for when not said.
+    Grow {
+        size_bytes: Option<u64>,
+    },
     Delete {
         force: bool,
     },
@@ -48,7 +52,7 @@ pub(super) struct Order {
 }
 
 /// The actions, with the members of the body that each takes beside `dry_run`.
-pub(super) const ACTIONS: [(&str, &[&str]); 11] = [
+pub(super) const ACTIONS: [(&str, &[&str]); 12] = [
     ("create", &["role", "destroy_data"]),
     ("pause", &["peer"]),
     ("continue", &["peer"]),
@@ -59,6 +63,7 @@ pub(super) const ACTIONS: [(&str, &[&str]); 11] = [
     ("verify", &["peer", "repair", "bytes_per_second", "stop"]),
     ("resolve", &["peer", "keep"]),
     ("demote", &[]),
+    ("grow", &["size_bytes"]),
     ("delete", &["force"]),
 ];
 
@@ -77,6 +82,7 @@ struct Body {
     bytes_per_second: Option<u64>,
     stop: bool,
     keep: Option<String>,
+    size_bytes: Option<u64>,
 }
 
 impl Order {
@@ -112,6 +118,7 @@ impl Order {
                 keep_mine: one_of("keep", body.keep.as_deref(), ["mine", "peer"])?,
             },
             "demote" => Action::Demote,
+            "grow" => Action::Grow { size_bytes: body.size_bytes },
             _ => Action::Delete { force: body.force },
         };
         Ok(Order { action, peer: body.peer, dry_run: body.dry_run })
@@ -193,6 +200,8 @@ mod tests {
             ("resolve", json!({ "keep": "mine" }), Action::Resolve { keep_mine: true }),
             ("resolve", json!({ "keep": "peer" }), Action::Resolve { keep_mine: false }),
             ("demote", json!({}), Action::Demote),
+            ("grow", json!({}), Action::Grow { size_bytes: None }),
+            ("grow", json!({ "size_bytes": 8192 }), Action::Grow { size_bytes: Some(8192) }),
             ("delete", json!({}), Action::Delete { force: false }),
         ] {
             assert_eq!(action(name, body), expected, "{name}");
@@ -233,6 +242,7 @@ mod tests {
             ("verify", json!({ "bytes_per_second": 0 }), "cannot be 0"),
             ("verify", json!({ "bytes_per_second": -1 }), "the body is not"),
             ("verify", json!({ "stop": true, "repair": true }), "`stop` goes with no other"),
+            ("grow", json!({ "size_bytes": "1GiB" }), "the body is not"),
             ("pause", json!({ "full": true }), "`pause` takes no `full`"),
             ("demote", json!({ "peer": "b" }), "`demote` takes no `peer`"),
         ] {

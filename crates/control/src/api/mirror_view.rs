@@ -2,14 +2,14 @@
 
 use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::format::superblock::Role;
-use flagstone_mirror::peer::About;
+use flagstone_mirror::peer::{About, LinkStatus};
 use flagstone_mirror::state::{MirrorState, PeerStatus, Wish};
-use flagstone_mirror::{Ack, Mirror, Mode, WhenPeerLost};
+use flagstone_mirror::{Ack, Mirror, Mode, WhenPeerLost, WhenSplit};
 use flagstone_runtime::time;
 
 use super::mirror_document::{
-    LogDocument, MetDocument, MirrorDocument, NOT_CREATED, PeerDocument, ReplicaDocument,
-    ResyncDocument, VerifyDocument,
+    LinkDocument, LogDocument, MetDocument, MirrorDocument, NOT_CREATED, PeerDocument,
+    ReplicaDocument, ResyncDocument, VerifyDocument,
 };
 
 /// A mirror with the names that people know it by.
@@ -149,6 +149,12 @@ fn peer(mirror: &Mirror, leg: usize, name: &str, status: &PeerStatus) -> PeerDoc
                 WhenPeerLost::Strict => "strict",
             })
             .into(),
+        split_brain: options
+            .map_or("", |options| match options.when_split {
+                WhenSplit::Ask => "ask",
+                WhenSplit::KeepServing => "keep-serving",
+            })
+            .into(),
         compare: options.is_some_and(|options| options.compare),
         full_resync: resync.full,
         met: mirror.met(leg).as_ref().map(met),
@@ -165,6 +171,19 @@ fn peer(mirror: &Mirror, leg: usize, name: &str, status: &PeerStatus) -> PeerDoc
         added_us: status.added_us,
         added_writes: status.added_writes,
         losses: status.losses,
+        given_up: status.given_up,
+        given_up_bytes: status.given_up_bytes,
+        link: link(&status.link),
+    }
+}
+
+fn link(status: &LinkStatus) -> LinkDocument {
+    LinkDocument {
+        compression: status.compression.into(),
+        compression_declined: status.is_declined,
+        max_bytes_per_second: status.max_bytes_per_s,
+        data_bytes: status.data_bytes,
+        sent_bytes: status.sent_bytes,
     }
 }
 

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use flagstone_mirror::queue::WhenFull;
-use flagstone_mirror::{Ack, Mode, WhenPeerLost};
+use flagstone_mirror::{Ack, Mode, WhenPeerLost, WhenSplit};
+use flagstone_replication::Codec;
 
 use super::check::{RawConfig, RawLayer, RawVolume};
 use super::diagnostic::{Located, Place, Report};
@@ -15,14 +16,19 @@ use crate::device_spec::{AuthorityError, DeviceSpec, HostPort, NVME_TCP_PORT};
 use crate::limits::{MAX_MIRROR_PEERS, MAX_SUGGESTED_NAMES};
 use crate::listen_spec::ListenSpec;
 use crate::names::{NameError, check_volume_name};
-use crate::units::format_size;
+use crate::units::{format_rate, format_size};
 use crate::uri::parse_authority;
+
+/// Keys of rates of a resync.
+const RATES: [&str; 2] = ["resync_max", "resync_min"];
 
 /// A mirror as read: its peers are names yet.
 pub(crate) struct RawMirror {
     place: Place,
     peers: Vec<Located<String>>,
     bitmap: Option<Located<DeviceSpec>>,
+    /// Rates of the resync that are written, by key.
+    rates: Vec<(&'static str, Located<u64>)>,
     mirror: Mirror,
 }
 
@@ -44,6 +50,10 @@ fn peer_address(text: &str) -> Result<HostPort, AuthorityError> {
     parse_authority(text, NVME_TCP_PORT)
 }
 
+fn codec(word: &str) -> Option<Codec> {
+    Codec::ALL.into_iter().find(|codec| codec.name() == word)
+}
+
 /// Reads a `[peer.NAME]`. One with a mistake keeps its name, so that who names it is not told that it
 /// is not there.
 pub(crate) fn read_peer(
@@ -57,10 +67,18 @@ pub(crate) fn read_peer(
     }
     let (connections, timeout) =
         (reader.count_or_default("connections") as u16, reader.time_or_default("timeout"));
+    let compression = codec(&reader.choice("compression"));
+    let max_bytes_per_s = reader.rate("bandwidth_max").map(|rate| rate.value);
     let address = reader.parsed("address", peer_address);
     let named = name.value.clone();
-    let peer =
-        address.map(|address| Peer { name: named, address: address.value, connections, timeout });
+    let peer = address.map(|address| Peer {
+        name: named,
+        address: address.value,
+        connections,
+        timeout,
+        compression,
+        max_bytes_per_s,
+    });
     (name, peer)
 }
 
@@ -79,6 +97,10 @@ pub(crate) fn read_mirror(
         when_peer_lost: match reader.choice("when_peer_lost").as_str() {
             "strict" => WhenPeerLost::Strict,
             _ => WhenPeerLost::Continue,
+        },
+        split_brain: match reader.choice("split_brain").as_str() {
+            "keep-serving" => WhenSplit::KeepServing,
+            _ => WhenSplit::Ask,
         },
         bitmap: bitmap.as_ref().map(|bitmap| bitmap.value.clone()),
         bitmap_layers: read_bitmap_layers(reader, title, catalogues),
@@ -100,6 +122,7 @@ pub(crate) fn read_mirror(
         place: reader.place().clone(),
         peers,
         bitmap,
+        rates: RATES.into_iter().filter_map(|key| Some((key, reader.rate(key)?))).collect(),
         mirror,
     })))
 }
@@ -169,6 +192,7 @@ pub(crate) fn check_mirrors(
     for volume in &raw.volumes {
         for mirror in mirrors(volume) {
             check_peers(mirror, raw.server.node.as_ref(), &peers, report);
+            check_rates(raw, mirror, &peers, report);
             check_surroundings(raw, volume, mirror, listen, report);
             check_bitmap(volume, mirror, &mut taken, report);
             check_queue(raw, mirror, report);
@@ -216,6 +240,30 @@ fn check_peers(
             let help = "write the name of the other node; this one's is `node` of [server]";
             let related = ("this node is named at", &node.place);
             report.error_with(&name.place, "a mirror with this very node", help, related);
+        }
+    }
+}
+
+/// A resync is never faster than the link to its peer may be.
+fn check_rates(
+    raw: &RawConfig,
+    mirror: &RawMirror,
+    peers: &BTreeMap<String, usize>,
+    report: &Report,
+) {
+    for name in &mirror.peers {
+        let Some((_, Some(peer))) = peers.get(&name.value).map(|index| &raw.peers[*index]) else {
+            continue;
+        };
+        let Some(cap) = peer.max_bytes_per_s else { continue };
+        for (key, rate) in mirror.rates.iter().filter(|(_, rate)| rate.value > cap) {
+            let (rate_text, cap_text) = (format_rate(rate.value), format_rate(cap));
+            let message = format!(
+                "`{key}` ({rate_text}) is above `bandwidth_max` of peer `{}` ({cap_text})",
+                name.value
+            );
+            let help = "write no more than the link to the peer may carry";
+            report.error(&rate.place, message, help);
         }
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use flagstone_cloud::Confidence;
 use flagstone_limit::{EmulationConfig, Limit};
 use flagstone_mirror::queue::WhenFull;
-use flagstone_mirror::{Ack, Mode, WhenPeerLost};
+use flagstone_mirror::{Ack, Mode, WhenPeerLost, WhenSplit};
+use flagstone_replication::Codec;
 
 use crate::api_spec::ApiSpec;
 use crate::device_spec::{DeviceSpec, HostPort};
@@ -149,6 +150,10 @@ pub struct Peer {
     pub connections: u16,
     /// How long it may be silent before it counts as lost.
     pub timeout: Duration,
+    /// How data travels to it; as it is when `None`.
+    pub compression: Option<Codec>,
+    /// Most that is sent to it, in bytes a second.
+    pub max_bytes_per_s: Option<u64>,
 }
 
 /// `mirror = { … }`
@@ -162,6 +167,8 @@ pub struct Mirror {
     pub ack: Ack,
     /// What to do with writes when the peer is lost.
     pub when_peer_lost: WhenPeerLost,
+    /// What to do when both were written without the other.
+    pub split_brain: WhenSplit,
     /// Where the write-intent log lies; at the end of the volume's own device when `None`.
     pub bitmap: Option<DeviceSpec>,
     /// Layers over that, the first on top: for labs and tests.

@@ -550,6 +550,12 @@ pub static MIRROR: Section = Section {
             "Mode `sync`, when the peer cannot be reached: `continue`, note durably that it is out of date, and go on; `strict`, hold writes until it is back, or until somebody pauses or breaks the mirror.",
         ),
         key(
+            "split_brain",
+            Kind::Choice(&["ask", "keep-serving"]),
+            "ask",
+            "When both were written without the other: `ask`, keep both until somebody chooses; `keep-serving`, if the peer serves hosts and this node does not, this node gives up what was written here alone. If both serve, or neither, somebody has to choose. It says what this node does: write it on both.",
+        ),
+        key(
             "queue",
             Kind::Size { min: 32 * MIB, max: 64 * GIB, rule: SizeRule::MultipleOf(MIB) },
             "64MiB",
@@ -621,6 +627,18 @@ pub static PEER: Section = Section {
             time(500, MINUTE_MS),
             "5s",
             "How long it may be silent before it counts as lost. A stalled peer holds up writes of mode `sync` as long.",
+        ),
+        key(
+            "compression",
+            Kind::Choice(&["none", "lz4", "zstd"]),
+            "none",
+            "How data travels to it, of hosts and of resyncs: `none`, as it is; `lz4`, cheap; `zstd`, smaller, for more CPU time. What does not shrink by an eighth goes as it is, and all of it to a peer whose version cannot inflate it.",
+        ),
+        key(
+            "bandwidth_max",
+            Kind::Rate { min: MIB, max: *LIMIT_BYTES_PER_SECOND.end() },
+            "",
+            "Most that this node sends to it, of hosts' writes and resyncs of all volumes together, counted as it travels: compressed, without the protocol's own bytes. Hosts go first; a resync has a ninth at least. In mode `sync` hosts wait for it. Default: no cap.",
         ),
     ],
 };

@@ -54,7 +54,7 @@ pub(crate) enum CreateError {
     Failed(String),
 }
 
-fn failed(error: impl ToString) -> CreateError {
+pub(super) fn failed(error: impl ToString) -> CreateError {
     CreateError::Failed(error.to_string())
 }
 
@@ -138,7 +138,8 @@ impl Mirrored {
         Replica::create_within(self.leg.clone(), log.clone(), create, usable_bytes)
             .await
             .map_err(failed)?;
-        let replica = Replica::open(self.leg.clone(), log).await.map_err(failed)?;
+        let replica = Replica::open(self.leg.clone(), log.clone()).await.map_err(failed)?;
+        *self.log.borrow_mut() = log;
         let id = replica.superblock().replica;
         self.run(replica).await.map_err(failed)?;
         Ok(Created { usable_bytes, reserved_bytes, already: false, volume, replica: id })
@@ -232,6 +233,9 @@ impl Mirrored {
         let Some(mirror) = self.mirror() else {
             return Ok(());
         };
+        if self.growing.get() {
+            return Err(CreateError::Refused("the volume grows at this moment".to_owned()));
+        }
         if mirror.is_active() && !force {
             return Err(CreateError::Refused(
                 "it serves hosts: hand the volume to the peer first (flagstone mirror switchover), \
@@ -251,6 +255,7 @@ impl Mirrored {
             target.remove_subsystem(&self.replica_nqn).map_err(failed)?;
         }
         self.slot.set(None);
+        self.log.borrow_mut().take();
         Replica::forget(&self.leg).await.map_err(failed)
     }
 }

@@ -11,12 +11,14 @@
 //! Names are the same on all nodes, made of the volume's NQN and the nodes' names: so two files with
 //! the roles swapped fit each other.
 
+mod grow;
 mod make;
 mod slot;
 #[cfg(test)]
 mod tests;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -31,7 +33,7 @@ use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf::host::HostOptions;
 use flagstone_nvmf::target::{SubsystemConfig, Target};
-use flagstone_replication::{NvmePeer, replication_nqn, serve_replica};
+use flagstone_replication::{Bandwidth, LinkOptions, NvmePeer, replication_nqn, serve_replica};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::task::AbortOnDrop;
@@ -48,6 +50,15 @@ use slot::Slot;
 /// so many shares.
 const NODES: u16 = crate::limits::MAX_PEERS as u16 + 1;
 
+/// The caps on what is sent to peers, by name: all volumes that are mirrored to one share its.
+pub(crate) type Caps = BTreeMap<String, Arc<Bandwidth>>;
+
+/// The caps that the configuration asks for.
+pub(crate) fn caps(config: &Config) -> Caps {
+    let cap = |peer: &Peer| Some((peer.name.clone(), Bandwidth::new(peer.max_bytes_per_s?)));
+    config.peers.iter().filter_map(cap).collect()
+}
+
 /// A mirrored volume.
 pub(crate) struct Mirrored {
     /// Index in [`Config::volumes`].
@@ -61,13 +72,20 @@ pub(crate) struct Mirrored {
     links: Vec<Peer>,
     /// The volume's subsystem, that of its replica, and the names of the nodes as hosts.
     nqn: Nqn,
+    /// Its namespace there.
+    namespace_id: u32,
     replica_nqn: Nqn,
     own_host: Nqn,
     peer_hosts: Vec<Nqn>,
     leg: SharedDevice,
+    /// The device of the log, if it has one of its own, while the replica is open.
+    log: RefCell<Option<SharedDevice>>,
     slot: Arc<Slot>,
     target: RefCell<Option<Arc<Target>>>,
+    caps: RefCell<Caps>,
     watch: RefCell<Option<AbortOnDrop<()>>>,
+    /// The mirror is being replaced by one of another size.
+    growing: Cell<bool>,
     /// One at a time makes the replica, or forgets it.
     making: Rc<Semaphore>,
 }
@@ -88,6 +106,7 @@ impl Mirrored {
         let mirror = volume.mirror().ok_or_else(|| failed("it has none".to_owned()))?;
         let subsystem = config.subsystems.iter().find(|one| one.namespaces.contains(&index));
         let named = |text: &str| Nqn::new(text).map_err(|error| failed(format!("{text}: {error}")));
+        let place = subsystem.and_then(|one| one.namespaces.iter().position(|at| *at == index));
         let nqn = named(subsystem.map_or("", |subsystem| &subsystem.nqn))?;
         let too_long = || failed(format!("{nqn} is too long to have `:replica` after it"));
         let replica_nqn = replication_nqn(&nqn).ok_or_else(too_long)?;
@@ -114,11 +133,15 @@ impl Mirrored {
             config: mirror.clone(),
             links,
             nqn,
+            namespace_id: place.map_or(1, |place| place as u32 + 1),
             replica_nqn,
             leg,
+            log: RefCell::default(),
             slot: Slot::new(usable),
             target: RefCell::default(),
+            caps: RefCell::default(),
             watch: RefCell::default(),
+            growing: Cell::default(),
             making: Semaphore::new(1),
         })
     }
@@ -166,8 +189,13 @@ impl Mirrored {
 
     /// Opens the replica, if there is one, and begins to serve if that is safe. Hosts of `target` are
     /// sent away until then.
-    pub(crate) async fn start(self: &Rc<Self>, target: &Arc<Target>) -> Result<(), OpenError> {
+    pub(crate) async fn start(
+        self: &Rc<Self>,
+        target: &Arc<Target>,
+        caps: &Caps,
+    ) -> Result<(), OpenError> {
         *self.target.borrow_mut() = Some(target.clone());
+        *self.caps.borrow_mut() = caps.clone();
         self.set_access(false);
         match self.open().await {
             Ok(Some(replica)) => self.run(replica).await.map_err(|error| self.failed(error)),
@@ -197,8 +225,10 @@ impl Mirrored {
             Err(error) => return Err(error.to_string()),
         };
         let log = make::open_log(&self.config, &superblock.shape).await?;
-        let replica =
-            Replica::open(self.leg.clone(), log).await.map_err(|error| error.to_string())?;
+        let replica = Replica::open(self.leg.clone(), log.clone())
+            .await
+            .map_err(|error| error.to_string())?;
+        *self.log.borrow_mut() = log;
         if let Some(lost) = replica.lost() {
             tracing::warn!(
                 "the log of volume `{}` was lost ({lost}): all is to be compared",
@@ -217,6 +247,20 @@ impl Mirrored {
     /// Has the mirror run on this replica: its leg is served to peers, and hosts are served when
     /// that is safe.
     async fn run(self: &Rc<Self>, replica: Replica) -> Result<(), String> {
+        let mirror = self.mirror_of(replica)?;
+        self.slot.set(Some(mirror.clone()));
+        let served = mirror.start().await.map_err(|error| error.to_string())?;
+        let role = mirror.status().role;
+        tracing::info!(volume = self.name, ?role, served, "the mirror runs");
+        self.follow(mirror, false);
+        Ok(())
+    }
+
+    /// A mirror of this replica, whose leg is served to peers.
+    fn mirror_of(&self, replica: Replica) -> Result<Mirror, String> {
+        if let Some(bytes) = self.log_room_bytes(&replica.superblock().shape) {
+            replica.set_log_room(bytes);
+        }
         let volume = replica.superblock().volume;
         let peers =
             (0..self.links.len()).map(|leg| self.peer_options(leg)).collect::<Result<_, _>>()?;
@@ -233,23 +277,24 @@ impl Mirrored {
             mirror.close();
             return Err(error.to_string());
         }
-        self.slot.set(Some(mirror.clone()));
-        let served = mirror.start().await.map_err(|error| error.to_string())?;
-        let role = mirror.status().role;
-        tracing::info!(volume = self.name, ?role, served, "the mirror runs");
-        let this = Rc::downgrade(self);
-        *self.watch.borrow_mut() = Some(
-            spawn(async move {
-                let mut active = false;
-                loop {
-                    active = mirror.activity_changed(active).await;
-                    let Some(this) = this.upgrade() else { return };
-                    this.set_access(active);
-                }
-            })
-            .abort_on_drop(),
-        );
-        Ok(())
+        Ok(mirror)
+    }
+
+    /// Has what hosts are told follow the mirror, which they were told is `active`; and its size
+    /// that of its source.
+    fn follow(self: &Rc<Self>, mirror: Mirror, mut active: bool) {
+        let access = Rc::downgrade(self);
+        let size = access.clone();
+        let sized = mirror.clone();
+        let watch = async move {
+            let resizes = spawn(grow::follow_source(size, sized)).abort_on_drop();
+            loop {
+                active = mirror.activity_changed(active).await;
+                let Some(this) = access.upgrade() else { return drop(resizes) };
+                this.set_access(active);
+            }
+        };
+        *self.watch.borrow_mut() = Some(spawn(watch).abort_on_drop());
     }
 
     /// What hosts are told of the way to the volume by this node (Base 8.1.1): it can be used, or
@@ -284,7 +329,10 @@ impl Mirrored {
             connect_timeout: peer.timeout,
             ..HostOptions::default()
         };
-        Ok(Arc::new(NvmePeer::new(self.address(leg)?, self.replica_nqn, options)))
+        let bandwidth = self.caps.borrow().get(&peer.name).cloned();
+        let link = LinkOptions { compression: peer.compression, bandwidth };
+        let way = NvmePeer::new(self.address(leg)?, self.replica_nqn, options);
+        Ok(Arc::new(way.with_link(link)))
     }
 
     fn address(&self, leg: usize) -> Result<Address, String> {
@@ -298,6 +346,7 @@ impl Mirrored {
             mode: config.mode,
             ack: config.ack,
             when_lost: config.when_peer_lost,
+            when_split: config.split_brain,
             queue: QueueLimits {
                 high_bytes: config.queue_bytes,
                 low_bytes: config.queue_bytes / 2,

@@ -1,21 +1,25 @@
 //! A mirrored volume as hosts see it, before its replica has been made, and after.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_mirror::Mirror;
 use flagstone_runtime::{Buf, BufMut};
 
-/// The place of a mirror: its size is known before it is. Without one every call fails with
+/// The place of a mirror: its size is known before it is, and changes when the volume grows. Without one every call fails with
 /// [`IoError::Unreachable`], which sends hosts to the other node.
 pub(crate) struct Slot {
+    /// Except for the size, which is `size_bytes`.
     geometry: Geometry,
+    size_bytes: AtomicU64,
     mirror: RwLock<Option<Mirror>>,
 }
 
 impl Slot {
     pub(super) fn new(geometry: Geometry) -> Arc<Slot> {
-        Arc::new(Slot { geometry, mirror: RwLock::default() })
+        let size_bytes = AtomicU64::new(geometry.size_bytes);
+        Arc::new(Slot { geometry, size_bytes, mirror: RwLock::default() })
     }
 
     /// The mirror, if there is one.
@@ -23,7 +27,11 @@ impl Slot {
         self.mirror.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Gives the place to a mirror; the size is that one's from now on.
     pub(super) fn set(&self, mirror: Option<Mirror>) {
+        if let Some(mirror) = &mirror {
+            self.size_bytes.store(mirror.usable_bytes(), Ordering::Release);
+        }
         *self.mirror.write().unwrap_or_else(PoisonError::into_inner) = mirror;
     }
 
@@ -37,7 +45,7 @@ impl Slot {
 
 impl BlockDevice for Slot {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        Geometry { size_bytes: self.size_bytes.load(Ordering::Acquire), ..self.geometry }
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {

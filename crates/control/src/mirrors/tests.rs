@@ -53,7 +53,7 @@ impl Node {
         let namespace =
             NamespaceConfig { nsid: Some(1), device: opened.device, uuid, read_only: false };
         target.add_namespace(&nqn, namespace).unwrap();
-        mirrored.start(&target).await.unwrap();
+        mirrored.start(&target, &caps(&config)).await.unwrap();
         let (serving, address) = (target.clone(), listener.address().clone());
         spawn_detached(async move {
             while let Ok(stream) = listener.accept().await {

@@ -72,8 +72,14 @@ impl LogHeader {
     /// second. A crash between the two leaves the log one ahead, and nothing was written under it:
     /// so one ahead is trusted, and one behind never is. In the other order a log one behind would
     /// have to be trusted, and that is also how a log looks that was restored from a backup.
+    ///
+    /// When a volume grows the log is made larger first and the superblock says so second; when a
+    /// target becomes smaller it is the superblock alone. So a log of a larger volume is trusted:
+    /// it has all bits of the smaller. One of a smaller volume never is.
     pub fn trust(&self, log: Uuid, replica: Uuid, incarnation: u64, shape: &Shape) -> Trust {
-        if self.log != log || self.replica != replica || self.shape != *shape {
+        let covers = Shape { usable_bytes: shape.usable_bytes, ..self.shape } == *shape
+            && self.shape.usable_bytes >= shape.usable_bytes;
+        if self.log != log || self.replica != replica || !covers {
             return Trust::Foreign;
         }
         match self.incarnation.checked_sub(incarnation) {

@@ -14,7 +14,8 @@ const RENAMING_AT: usize = 86;
 const HISTORY_AT: usize = 136;
 const PEERS_AT: usize = HISTORY_AT + 8 * HISTORY_LEN;
 const PEER_BYTES: usize = 64;
-const END: usize = PEERS_AT + PEER_BYTES * PEERS_MAX;
+const DEVICE_AT: usize = PEERS_AT + PEER_BYTES * PEERS_MAX;
+const END: usize = DEVICE_AT + 16;
 
 /// Who writes to the volume by this replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,6 +90,12 @@ pub struct Superblock {
     pub replica: Uuid,
     /// Size and granularities.
     pub shape: Shape,
+    /// Size of the data device at whose end this lies, in whole pages. A superblock that is found
+    /// elsewhere is no superblock of that device.
+    pub device_bytes: u64,
+    /// Where the metadata ended before it moved to the end of a device that had grown, until that
+    /// place is zeroed; else 0.
+    pub moved_from: u64,
     /// Role.
     pub role: Role,
     /// Flags.
@@ -140,6 +147,8 @@ impl Superblock {
             put(&mut page, at, &peer.replica.0);
             put_list(&mut page, at + 16, &peer.bases);
         }
+        put(&mut page, DEVICE_AT, &self.device_bytes.to_le_bytes());
+        put(&mut page, DEVICE_AT + 8, &self.moved_from.to_le_bytes());
         seal(&mut page);
         page
     }
@@ -193,6 +202,8 @@ impl Superblock {
             volume: fields.uuid(24),
             replica: fields.uuid(40),
             shape: Shape::decode(&fields.bytes(56))?,
+            device_bytes: fields.u64(DEVICE_AT),
+            moved_from: fields.u64(DEVICE_AT + 8),
             role,
             flags: Flags::of(fields.u16(82))?,
             heir,
@@ -211,6 +222,11 @@ impl Superblock {
     fn check(&self) -> Result<(), FormatError> {
         if self.volume.is_none() || self.replica.is_none() {
             return Err(FormatError::Field("identity"));
+        }
+        let page = crate::limits::PAGE_BYTES as u64;
+        let sound = self.device_bytes.is_multiple_of(page) && self.moved_from.is_multiple_of(page);
+        if !sound || self.moved_from >= self.device_bytes {
+            return Err(FormatError::Field("device_bytes"));
         }
         for (index, peer) in self.peers.iter().enumerate() {
             let twice = self.peers[..index].iter().any(|other| other.replica == peer.replica);
@@ -267,6 +283,7 @@ pub(crate) mod tests {
             source in any::<bool>(),
             flags in 0u16..16,
             heir in prop::option::of(0..PEERS_MAX),
+            device_pages in (1u64..1 << 40, 0.0..1.0),
             history in any_list(),
             bases in (any_list(), any_list()),
             renaming in any::<[bool; 2]>(),
@@ -278,6 +295,8 @@ pub(crate) mod tests {
                 volume,
                 replica,
                 shape,
+                device_bytes: device_pages.0 * 4096,
+                moved_from: (device_pages.0 as f64 * device_pages.1) as u64 * 4096,
                 role: if source { Role::Source } else { Role::Target },
                 flags: Flags::of(flags).expect("known flags"),
                 heir,
@@ -316,7 +335,7 @@ pub(crate) mod tests {
         #[test]
         fn forged_fields_do_no_harm(
             superblock in any_superblock(),
-            at in 10usize..400,
+            at in 10usize..416,
             value in any::<u8>(),
         ) {
             let mut page = superblock.encode();
@@ -335,9 +354,11 @@ pub(crate) mod tests {
         let document = include_str!("../../../../docs/mirror-format.md");
         let peers = format!("| {PEERS_AT} | {PEERS_MAX} × {PEER_BYTES} | peers");
         let rows = [
-            format!("| 10 | 2 | length up to the end of the peers, {END} |"),
+            format!("| 10 | 2 | length up to the last field, {END} |"),
             format!("| {HEIR_AT} | 1 | heir"),
             format!("| {WISHES_AT} | {PEERS_MAX} | wishes"),
+            format!("| {DEVICE_AT} | 8 | size of the device"),
+            format!("| {} | 8 | where the metadata ended", DEVICE_AT + 8),
             format!("| {RENAMING_AT} | 1 | renaming"),
             format!("| {HISTORY_AT} | {} | history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),
             peers,

@@ -11,12 +11,14 @@
 //! - every admin command is idempotent: sent twice, the second finds done what the first did.
 //!
 //! Byte by byte, with examples, in `docs/nvme-vendor-commands.md`. [`request`] is what is asked,
-//! [`reply`] what is answered, [`order`] the I/O commands.
+//! [`reply`] what is answered, [`order`] and [`compressed`] the I/O commands.
 
+pub mod compressed;
 pub mod order;
 pub mod reply;
 pub mod request;
 
+pub use compressed::{Codec, CompressedWrite};
 pub use order::{Order, OrderedWrite, OrderedZeroes};
 pub use reply::{About, AboutError, Refusal, Role};
 pub use request::{Ancestors, Attach, Request, Sent, State};
@@ -84,6 +86,11 @@ pub mod io {
     pub const WRITE: IoOpcode = IoOpcode(0x81);
     /// Ordered Write Zeroes.
     pub const WRITE_ZEROES: IoOpcode = IoOpcode(0x84);
+    /// Compressed Write.
+    pub const COMPRESSED_WRITE: IoOpcode = IoOpcode(0x85);
+
+    /// All of them, ascending.
+    pub const ALL: [IoOpcode; 3] = [WRITE, WRITE_ZEROES, COMPRESSED_WRITE];
 }
 
 #[cfg(test)]
@@ -112,7 +119,8 @@ mod tests {
         }
         assert_eq!(DataDirection::of(io::WRITE.0), HostToController);
         assert_eq!(DataDirection::of(io::WRITE_ZEROES.0), None);
-        assert!([io::WRITE, io::WRITE_ZEROES].iter().all(|opcode| opcode.is_vendor_specific()));
-        assert!(admin::ALL.is_sorted());
+        assert_eq!(DataDirection::of(io::COMPRESSED_WRITE.0), HostToController);
+        assert!(io::ALL.iter().all(|opcode| opcode.is_vendor_specific()));
+        assert!(admin::ALL.is_sorted() && io::ALL.is_sorted());
     }
 }

@@ -23,13 +23,13 @@ pub struct Order {
 }
 
 /// Force unit access.
-const FUA: u32 = 1 << 30;
+pub(super) const FUA: u32 = 1 << 30;
 /// Deallocate.
 const DEALLOCATE: u32 = 1 << 25;
-const INVALID: Status = Status::INVALID_FIELD.dnr();
+pub(super) const INVALID: Status = Status::INVALID_FIELD.dnr();
 
 impl Order {
-    fn parse(command: &Sqe) -> Result<Order, Status> {
+    pub(super) fn parse(command: &Sqe) -> Result<Order, Status> {
         let (low, high) = (command.cdw14.get(), command.cdw15.get());
         let order =
             Order { epoch: u64::from(low) | u64::from(high) << 32, before: command.cdw13.get() };
@@ -40,7 +40,7 @@ impl Order {
         Ok(order)
     }
 
-    fn put(self, command: &mut Sqe) {
+    pub(super) fn put(self, command: &mut Sqe) {
         command.cdw13 = U32::new(self.before);
         command.cdw14 = U32::new(self.epoch as u32);
         command.cdw15 = U32::new((self.epoch >> 32) as u32);

@@ -37,8 +37,15 @@ wire! {
         64 => pub bases: [U64; 4],
         /// Earlier generations of its data, the newest first; 0 fills the rest.
         96 => pub history: [U64; 16],
+        /// How data of Compressed Write may be compressed: [`super::Codec::bit`]. Readers ignore bits
+        /// that they do not know.
+        224 => pub codecs: u8,
         #[doc(hidden)]
-        224 => _reserved224: [u8; 288],
+        225 => _reserved225: [u8; 7],
+        /// The largest size that it could take over, in bytes; 0 when it is not said: no other.
+        232 => pub room_bytes: U64,
+        #[doc(hidden)]
+        240 => _reserved240: [u8; 272],
     }
 }
 

@@ -24,7 +24,9 @@ wire! {
         /// Bit 0: the source decided that both are in sync.
         48 => flags: U32,
         #[doc(hidden)]
-        52 => _reserved52: [u8; 12],
+        52 => _reserved52: [u8; 4],
+        /// Size of the volume at the source, in bytes; 0 when it is not said.
+        56 => pub usable_bytes: U64,
     }
 }
 
@@ -47,8 +49,15 @@ impl Attach {
             epoch: U64::new(epoch),
             expected: U64::new(expected),
             flags: U32::new(if in_sync { IN_SYNC } else { 0 }),
-            _reserved52: [0; 12],
+            _reserved52: [0; 4],
+            usable_bytes: U64::ZERO,
         }
+    }
+
+    /// The same, by a source whose volume has this size, in bytes.
+    #[must_use]
+    pub fn of_size(self, usable_bytes: u64) -> Attach {
+        Attach { usable_bytes: U64::new(usable_bytes), ..self }
     }
 
     /// The source decided that both are in sync.
@@ -59,7 +68,7 @@ impl Attach {
 
     fn check(&self) -> Result<(), Status> {
         let named = self.volume != [0; 16] && self.source != [0; 16];
-        let rest = self.flags.get() & !IN_SYNC == 0 && self._reserved52 == [0; 12];
+        let rest = self.flags.get() & !IN_SYNC == 0 && self._reserved52 == [0; 4];
         if named && rest { Ok(()) } else { Err(Status::INVALID_FIELD.dnr()) }
     }
 }
@@ -378,8 +387,11 @@ mod tests {
             prop_oneof![Just(State::BeginResync), Just(State::EndResync), Just(State::Rename)];
         prop_oneof![
             any::<[u8; 16]>().prop_map(|asker| Request::Identify { asker }),
-            (uuid(), uuid(), any::<u64>(), any::<u64>(), any::<bool>())
-                .prop_map(|(a, b, c, d, e)| Request::Attach(Attach::new(a, b, c, d, e))),
+            (uuid(), uuid(), any::<[u64; 3]>(), any::<bool>()).prop_map(
+                |(a, b, [c, d, size], e)| {
+                    Request::Attach(Attach::new(a, b, c, d, e).of_size(size))
+                }
+            ),
             any::<[u64; ANCESTORS]>().prop_map(|said| Request::Ancestors(Ancestors::new(said))),
             any::<u64>().prop_map(|page| Request::Bitmap { page }),
             (0..u64::MAX - CHECK_BYTES, parts(), parts()).prop_map(|(offset, len, unit_bytes)| {
@@ -403,11 +415,11 @@ mod tests {
         assert_eq!(command.cdw10.get(), 0x0302_0100);
         assert_eq!(command.cdw13.get(), 0x0f0e_0d0c);
         assert_eq!((command.cdw14.get(), command.cdw15.get()), (0x1122, 0));
-        let attach = Attach::new([1; 16], [2; 16], 3, 4, true);
+        let attach = Attach::new([1; 16], [2; 16], 3, 4, true).of_size(5);
         let mut expected = [0; 64];
         expected[..16].fill(1);
         expected[16..32].fill(2);
-        (expected[32], expected[40], expected[48]) = (3, 4, 1);
+        (expected[32], expected[40], expected[48], expected[56]) = (3, 4, 1, 5);
         assert_eq!(attach.bytes(), expected);
         let check = Request::Checksum { offset: 1 << 33, len: 8192, unit_bytes: 4096 };
         let command = check.command(1, 1).0;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_nvme::command::io::{BlockRange, DsmRange, IoOptions};
-use flagstone_nvme::replica::{Order, OrderedWrite, OrderedZeroes};
+use flagstone_nvme::replica::{Codec, CompressedWrite, Order, OrderedWrite, OrderedZeroes};
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::status::sct;
 use flagstone_nvme::wire::Wire;
@@ -266,6 +266,18 @@ impl Io {
     }
 }
 
+/// What is written, as it travels.
+#[derive(Debug)]
+pub struct Compressed {
+    /// The compressed bytes, filled up to a multiple of
+    /// [`COMPRESSED_ALIGN_BYTES`](flagstone_nvme::replica::compressed::COMPRESSED_ALIGN_BYTES).
+    pub data: Buf,
+    /// How many of them are not filled up.
+    pub bytes: u32,
+    /// How they are compressed.
+    pub codec: Codec,
+}
+
 /// A range in parts of at most a unit, in order.
 struct Pieces {
     at: u64,
@@ -413,6 +425,29 @@ impl Io {
             Some(self.ordered(at, data.slice(start..start + len as usize), fua, order))
         })
         .await
+    }
+
+    /// Writes at most a transfer, as it travels compressed.
+    pub(super) fn submit_compressed(
+        self,
+        offset: u64,
+        len: u64,
+        compressed: Compressed,
+        fua: bool,
+        order: Option<Order>,
+    ) -> IoFuture<()> {
+        let Compressed { data, bytes, codec } = compressed;
+        if let Err(error) = self.check_write(offset, len as usize) {
+            return IoFuture::ready(Err(error));
+        }
+        let range = self.range(offset, len);
+        let write = CompressedWrite { range, fua, codec, compressed_bytes: bytes, order };
+        let fits = len <= u64::from(self.shape.transfer_bytes);
+        if !fits || write.sent_bytes() != u32::try_from(data.len()).ok() {
+            return IoFuture::ready(Err(IoError::Misaligned));
+        }
+        let sgl = SglDescriptor::transport(data.len() as u32);
+        self.change(write.command(0, self.shape.nsid, sgl), Data::Out(data))
     }
 
     /// Writes zeroes when it is its turn: of any length.

@@ -48,7 +48,7 @@ mod shape;
 mod supervisor;
 mod window;
 
-pub use device::RemoteDevice;
+pub use device::{Compressed, RemoteDevice};
 pub use discover::{DiscoveredSubsystem, discover};
 pub use error::HostError;
 pub use options::HostOptions;

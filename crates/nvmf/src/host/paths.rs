@@ -57,10 +57,12 @@ impl MultipathDevice {
             let device = OnceLock::new();
             match RemoteDevice::connect(address.clone(), subnqn, options.clone()).await {
                 Ok(found) => {
-                    let first = *geometry.get_or_insert(found.geometry());
-                    if found.geometry() != first {
+                    let first = geometry.get_or_insert(found.geometry());
+                    if !leads_to(first, &found.geometry()) {
                         return Err(HostError::Options("its paths lead to different namespaces"));
                     }
+                    // While it grows one path may know before the other.
+                    first.size_bytes = first.size_bytes.min(found.geometry().size_bytes);
                     device.get_or_init(|| found);
                 }
                 Err(error) => {
@@ -83,6 +85,11 @@ impl MultipathDevice {
     }
 }
 
+/// Whether a path leads to the namespace of this shape, which may have grown since.
+fn leads_to(geometry: &Geometry, found: &Geometry) -> bool {
+    Geometry { size_bytes: 0, ..*geometry } == Geometry { size_bytes: 0, ..*found }
+}
+
 /// Tries a path until it can be had, or nobody wants it any more.
 async fn reconnect(inner: Weak<Paths>, index: usize, subnqn: Nqn, options: HostOptions) {
     loop {
@@ -93,7 +100,10 @@ async fn reconnect(inner: Weak<Paths>, index: usize, subnqn: Nqn, options: HostO
         let found = RemoteDevice::connect(address.clone(), &subnqn, options.clone()).await;
         let Some(inner) = inner.upgrade() else { return };
         match found {
-            Ok(found) if found.geometry() == inner.geometry => {
+            Ok(found)
+                if leads_to(&inner.geometry, &found.geometry())
+                    && found.geometry().size_bytes >= inner.geometry.size_bytes =>
+            {
                 tracing::info!(%address, "the path is there");
                 inner.paths[index].device.get_or_init(|| found);
                 return;

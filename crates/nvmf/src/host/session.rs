@@ -30,7 +30,7 @@ use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, cores, spawn_detache
 use super::association::Association;
 use super::command::Data;
 use super::connect::Place;
-use super::device::Io;
+use super::device::{Compressed, Io};
 use super::link::Link;
 use super::shape::Shape;
 use super::{HostError, HostOptions};
@@ -197,6 +197,19 @@ impl RemoteSession {
         self.call(move |io| io.submit_ordered(offset, data, fua, order))
     }
 
+    /// Writes `len` bytes that travel compressed, at most [`RemoteSession::transfer_bytes`]; with an
+    /// order when it is its turn, and it counts as one. The target must know the codec.
+    pub fn write_compressed(
+        &self,
+        offset: u64,
+        len: u64,
+        compressed: Compressed,
+        fua: bool,
+        order: Option<Order>,
+    ) -> IoFuture<()> {
+        self.call(move |io| io.submit_compressed(offset, len, compressed, fua, order))
+    }
+
     /// Writes zeroes, as a block device does. Where they may be deallocated the target is told so
     /// whatever it says of other deallocated blocks: it reads zeroes there in any case (NVM Command
     /// Set 1.0c, 3.2.8), and one of our own keeps a hole a hole.
@@ -250,6 +263,11 @@ impl RemoteSession {
             fate.wait().await;
             Ok(())
         })
+    }
+
+    /// True once it is lost.
+    pub fn is_lost(&self) -> bool {
+        self.fate.is_lost()
     }
 
     /// Ends the session: it is lost from now on.

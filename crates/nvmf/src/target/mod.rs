@@ -254,6 +254,17 @@ impl Target {
         self.subsystem_named(nqn)?.remove_namespace(nsid)
     }
 
+    /// A namespace's device has another size: from now on it is served with that one, and hosts are
+    /// told (Namespace Attribute Changed), without a new connection. Commands in hand are not
+    /// touched.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`], [`TargetError::NoNamespace`]; [`TargetError::Device`] when it
+    /// has no blocks.
+    pub fn resize_namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(), TargetError> {
+        self.subsystem_named(nqn)?.resize_namespace(nsid)
+    }
+
     /// Says how well the namespaces of a subsystem are reached here (ANA), and tells the hosts.
     ///
     /// # Errors

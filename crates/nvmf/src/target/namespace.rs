@@ -69,6 +69,24 @@ impl Namespace {
         })
     }
 
+    /// The same with the size that its device has now; `None` when it has no blocks.
+    pub(crate) fn resized(&self) -> Option<Namespace> {
+        let size_bytes = self.device.geometry().size_bytes;
+        let geometry = Geometry { size_bytes, ..self.geometry };
+        let blocks = geometry.blocks();
+        (blocks > 0).then(|| Namespace {
+            nsid: self.nsid,
+            device: self.device.clone(),
+            geometry,
+            block_shift: self.block_shift,
+            blocks,
+            read_only: self.read_only,
+            uuid: self.uuid,
+            vendor: self.vendor.clone(),
+            session: self.session.clone(),
+        })
+    }
+
     /// The same as the controller of `session` sees it.
     pub(crate) fn of_session(&self, session: Arc<dyn VendorSession>) -> Namespace {
         Namespace {

@@ -210,6 +210,22 @@ impl Subsystem {
         Ok(removed)
     }
 
+    /// Serves a namespace with the size that its device has now, and tells the hosts of a new one.
+    pub(super) fn resize_namespace(&self, nsid: u32) -> Result<(), TargetError> {
+        let mut namespaces = self.namespaces();
+        let found = namespaces.table.get(nsid).ok_or(TargetError::NoNamespace(nsid))?;
+        let resized = found.resized().ok_or(TargetError::Device)?;
+        if resized.blocks == found.blocks {
+            return Ok(());
+        }
+        Arc::make_mut(&mut namespaces.table).insert(Arc::new(resized));
+        self.publish(namespaces);
+        for controller in self.controllers() {
+            controller.namespace_changed(nsid);
+        }
+        Ok(())
+    }
+
     /// Changes how well the namespaces are reached here, and tells the hosts.
     pub(super) fn set_ana_state(&self, state: AnaState) {
         let mut namespaces = self.namespaces();

@@ -48,6 +48,8 @@ pub(crate) trait Driver {
         options: &OpenOptions,
         node: u32,
     ) -> io::Result<(i32, FileInfo)>;
+    /// Size of an open file or block device now, in bytes.
+    fn size(&mut self, raw: i32) -> io::Result<u64>;
     /// Listens; returns the handle and the bound address. With `private` a Unix socket's file is of
     /// mode 0600.
     fn listen(&mut self, address: &Address, private: bool, node: u32)

@@ -45,6 +45,12 @@ pub(crate) fn borrow(raw: RawFd) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(raw) }
 }
 
+/// Size of an open file or block device now, in bytes.
+pub(crate) fn size(raw: RawFd) -> io::Result<u64> {
+    // Reads and writes name their place, so that nobody uses the position.
+    Ok(rustix::fs::seek(borrow(raw), rustix::fs::SeekFrom::End(0))?)
+}
+
 /// Opens a file or block device and finds out what it can do.
 pub(crate) fn open(path: &Path, options: &OpenOptions) -> io::Result<(i32, FileInfo)> {
     let (file, direct) = open_as_asked(path, options)?;

@@ -212,6 +212,10 @@ impl Driver for Threads {
         os::open(path, options)
     }
 
+    fn size(&mut self, raw: i32) -> io::Result<u64> {
+        os::size(raw)
+    }
+
     fn listen(
         &mut self,
         address: &Address,

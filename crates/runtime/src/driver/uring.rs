@@ -345,6 +345,10 @@ impl Driver for Uring {
         os::open(path, options)
     }
 
+    fn size(&mut self, raw: i32) -> io::Result<u64> {
+        os::size(raw)
+    }
+
     fn listen(
         &mut self,
         address: &Address,

@@ -88,6 +88,10 @@ impl Driver for SimDriver {
         self.state.borrow_mut().open(path, options, node)
     }
 
+    fn size(&mut self, raw: i32) -> io::Result<u64> {
+        self.state.borrow().file_size(raw)
+    }
+
     fn listen(
         &mut self,
         address: &Address,

@@ -66,6 +66,13 @@ impl State {
         Ok((raw, info))
     }
 
+    pub(crate) fn file_size(&self, raw: i32) -> io::Result<u64> {
+        match self.handles.get(&raw).map(|owned| &owned.entry) {
+            Some(Entry::File { disk, .. }) => Ok(self.disks[*disk].size_bytes()),
+            _ => Err(errno(libc::EBADF)),
+        }
+    }
+
     /// Books a disk operation.
     pub(crate) fn begin_disk_op(&mut self, id: OpId) {
         let now = self.now();

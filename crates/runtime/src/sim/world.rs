@@ -267,6 +267,14 @@ impl World {
         work(&mut state.disks[disk])
     }
 
+    /// Makes a disk or file larger, at no cost of time: the new part reads as zeroes. Never smaller.
+    ///
+    /// # Panics
+    /// When the node has none at `path`.
+    pub fn grow_disk(&self, node: NodeId, path: impl AsRef<Path>, size_bytes: u64) {
+        self.with_disk(node, path, |disk| disk.grow(size_bytes));
+    }
+
     /// Sets what goes wrong on a disk from now on.
     pub fn set_faults(&self, node: NodeId, path: impl AsRef<Path>, faults: DiskFaults) {
         self.with_disk(node, path, |disk| disk.faults = faults);

@@ -1,6 +1,7 @@
 //! The nodes, their disks and mirrors, the hosts, and what these may read.
 
 use std::cell::{Cell, RefCell};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,9 +57,13 @@ pub(super) struct World {
     pub(super) mirrors: RefCell<[Option<Arc<Mirror>>; 2]>,
     pub(super) stop: Rc<Cell<bool>>,
     mode: Mode,
+    /// What the node's replica is on, while it is up.
+    devices: RefCell<[Option<Devices>; 2]>,
     /// Hosts of the node have calls in flight, or are about to.
     pub(super) loading: [Cell<bool>; 2],
 }
+
+type Devices = (SharedDevice, Option<SharedDevice>);
 
 impl World {
     /// The state that an active node shows; none when it serves nobody.
@@ -100,7 +105,8 @@ pub(super) struct Cluster {
     pub(super) hub: HubHandle,
     pub(super) world: Rc<World>,
     pub(super) usable: u64,
-    device_bytes: u64,
+    /// What the device of a node has had and has, in bytes.
+    sizes: RefCell<[Vec<u64>; 2]>,
     separate_log: bool,
     /// The logs as they were made.
     first_logs: [Vec<u8>; 2],
@@ -154,6 +160,7 @@ impl Cluster {
             mirrors: Default::default(),
             stop: Rc::default(),
             mode: kind.mode,
+            devices: Default::default(),
             loading: Default::default(),
         };
         let depth = sim.random_between(1, 12) as usize;
@@ -164,7 +171,7 @@ impl Cluster {
             hub,
             world: Rc::new(world),
             usable,
-            device_bytes,
+            sizes: RefCell::new([vec![device_bytes], vec![device_bytes]]),
             separate_log,
             first_logs,
             volatile,
@@ -195,17 +202,23 @@ impl Cluster {
         self.sim.spawn_on(node, async move {
             let local = loop {
                 let (data, log) = devices(separate_log);
+                world.devices.borrow_mut()[index] = Some((data.clone(), log.clone()));
                 match Replica::open(data, log).await {
                     Ok(local) => break local,
-                    Err(_) => time::sleep(Duration::from_millis(100)).await,
+                    Err(_) => {
+                        world.devices.borrow_mut()[index] = None;
+                        time::sleep(Duration::from_millis(100)).await;
+                    }
                 }
             };
+            let resizing = Resizing { world: world.clone(), hub: hub.clone(), node, index, peer };
             let replica = local.superblock().replica;
             tracing::info!(node = index, %replica, lost = ?local.lost(), "the node is up");
-            let mirror = Arc::new(Mirror::new(local, vec![peer]));
+            let mirror = Arc::new(Mirror::new(local, vec![resizing.peer.clone()]));
             world.mirrors.borrow_mut()[index] = Some(mirror.clone());
             hub.hub().serve(node, mirror.clone());
             spawn_detached(follow(world.clone(), index, mirror.clone()));
+            spawn_detached(resizing.follow_source(mirror.clone()));
             while mirror.start().await.is_err() {
                 time::sleep(Duration::from_millis(100)).await;
             }
@@ -242,6 +255,36 @@ impl Cluster {
         self.hub().stop(node);
         self.world.loading[index].set(false);
         self.world.mirrors.borrow_mut()[index] = None;
+        self.world.devices.borrow_mut()[index] = None;
+    }
+
+    /// Devices are made larger, by less than the metadata or by more, and the operator has the
+    /// volume grow on one node.
+    pub(super) fn grow(&self, index: usize) {
+        for (node, sizes) in self.sizes.borrow_mut().iter_mut().enumerate() {
+            if self.sim.chance(0.7) {
+                let more = self.sim.random_between(1, 40) * 4096;
+                let size = sizes.last().map_or(more, |size| size + more);
+                self.sim.grow_disk(self.nodes[node], DATA, size);
+                sizes.push(size);
+            }
+        }
+        let (Some(mirror), Some(other)) = (self.mirror(index), self.mirror(1 - index)) else {
+            return;
+        };
+        self.reconcile();
+        let node = self.nodes[index];
+        let mut peer = PeerOptions::new(self.hub.peer(node, self.nodes[1 - index]));
+        (peer.mode, peer.ack, peer.when_lost) =
+            (self.kind.mode, self.kind.ack, self.kind.when_lost);
+        let resizing =
+            Resizing { world: self.world.clone(), hub: self.hub.clone(), node, index, peer };
+        self.sim.spawn_on(node, async move {
+            let bytes = mirror.room_bytes().min(other.room_bytes());
+            if mirror.is_active() && bytes > mirror.usable_bytes() {
+                resizing.resize(&mirror, bytes).await;
+            }
+        });
     }
 
     pub(super) fn restart(&self, index: usize) {
@@ -373,7 +416,8 @@ impl Cluster {
     /// The superblock's slots and the end of the log before them cannot be written any more, or one
     /// slot cannot.
     pub(super) fn damage_superblock(&self, index: usize) {
-        let from = self.device_bytes - 4096 * self.sim.random_between(1, 5);
+        let end = self.sizes.borrow()[index].last().copied().expect("a disk has a size");
+        let from = end - 4096 * self.sim.random_between(1, 5);
         let to = from + 4096 * self.sim.random_between(1, 3);
         let faults = DiskFaults::default().unwritable_at(from..to);
         self.set_faults(index, DATA, faults);
@@ -442,18 +486,22 @@ impl Cluster {
         self.sim.poke(self.nodes[index], path, at, bytes);
     }
 
-    /// What a node's disk says of its replica.
+    /// What a node's disk says of its replica: at the end of the device, or at an earlier one.
     pub(super) fn superblock(&self, index: usize) -> Option<Superblock> {
         let read = |at: u64| {
             let bytes = self.sim.peek(self.nodes[index], DATA, at, 4096);
             Superblock::decode(&bytes.try_into().expect("a page"))
         };
-        let slots = [read(self.device_bytes - 8192), read(self.device_bytes - 4096)];
-        newest(slots, |superblock| superblock.sequence).ok().map(|found| found.1)
+        let sizes = &self.sizes.borrow()[index];
+        sizes.iter().rev().find_map(|end| {
+            let slots = [read(end - 8192), read(end - 4096)];
+            newest(slots, |superblock| superblock.sequence).ok().map(|found| found.1)
+        })
     }
 
     pub(super) fn data(&self, index: usize) -> Vec<u8> {
-        self.sim.peek(self.nodes[index], DATA, 0, self.usable as usize)
+        let usable = self.superblock(index).map_or(self.usable, |found| found.shape.usable_bytes);
+        self.sim.peek(self.nodes[index], DATA, 0, usable as usize)
     }
 
     pub(super) fn describe(&self) -> String {
@@ -486,6 +534,7 @@ impl Drop for Cluster {
             self.sim.crash(node);
         }
         self.world.mirrors.take();
+        self.world.devices.take();
         self.hub().clear();
     }
 }
@@ -495,6 +544,41 @@ fn devices(separate_log: bool) -> (SharedDevice, Option<SharedDevice>) {
         FileDevice::open(path, &options()).expect("the disk is free")
     };
     (open(DATA), separate_log.then(|| open(LOG)))
+}
+
+/// Gives a node's replica another size, as its daemon does.
+#[derive(Clone)]
+struct Resizing {
+    world: Rc<World>,
+    hub: HubHandle,
+    node: NodeId,
+    index: usize,
+    peer: PeerOptions,
+}
+
+impl Resizing {
+    async fn resize(&self, mirror: &Arc<Mirror>, bytes: u64) {
+        let Some((data, log)) = self.world.devices.borrow()[self.index].clone() else { return };
+        let Ok(hand_on) = mirror.hand_on().await else { return };
+        self.hub.hub().stop(self.node);
+        let resized = hand_on.resize(&data, log, bytes).await;
+        let Ok((replica, _)) = resized else { return };
+        let next = Arc::new(Mirror::new(replica, vec![self.peer.clone()]));
+        self.world.mirrors.borrow_mut()[self.index] = Some(next.clone());
+        self.hub.hub().serve(self.node, next.clone());
+        spawn_detached(follow(self.world.clone(), self.index, next.clone()));
+        spawn_detached(self.clone().follow_source(next.clone()));
+        let _ = hand_on.finish(&next).await;
+    }
+
+    fn follow_source(self, mirror: Arc<Mirror>) -> Pin<Box<dyn Future<Output = ()>>> {
+        Box::pin(async move {
+            loop {
+                let bytes = mirror.resize_wanted().await;
+                self.resize(&mirror, bytes).await;
+            }
+        })
+    }
 }
 
 /// Notices each moment at which both are one.

@@ -12,6 +12,8 @@ mod link;
 mod others;
 #[cfg(test)]
 mod pair;
+#[cfg(test)]
+mod split;
 mod steps;
 mod two;
 
@@ -55,6 +57,13 @@ pub const FAULTY: Scenario = Scenario {
     run: |seed| steps::run(seed, &Kind { faults: true, ..Kind::default() }),
 };
 
+/// Synchronous, and the volume grows.
+pub const GROW: Scenario = Scenario {
+    name: "mirror-grow",
+    about: "a synchronous mirror whose devices are made larger, and which grows, at any moment",
+    run: |seed| steps::run(seed, &Kind { grows: true, ..Kind::default() }),
+};
+
 /// On disks that fail at random.
 pub const BROKEN: Scenario = Scenario {
     name: "mirror-broken",
@@ -72,7 +81,7 @@ pub const TWO: Scenario = Scenario {
 };
 
 /// All of them.
-pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC, FAULTY, BROKEN, TWO];
+pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC, FAULTY, BROKEN, GROW, TWO];
 
 /// What is run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,6 +91,8 @@ struct Kind {
     when_lost: WhenPeerLost,
     /// Disks fail too, and logs are lost.
     faults: bool,
+    /// Devices are made larger, and the volume with them.
+    grows: bool,
     /// They fail at random, all over.
     broken: bool,
 }
@@ -114,6 +125,11 @@ mod tests {
     #[test]
     fn a_synchronous_mirror_keeps_its_promises_and_replays() {
         passes(&SYNC, 0..20);
+    }
+
+    #[test]
+    fn resize_during_activity() {
+        passes(&GROW, 0..20);
     }
 
     #[test]

@@ -296,7 +296,14 @@ fn an_attachment_does_not_wait_for_writes_whose_order_never_comes() {
         let attach = |epoch| {
             let expected = source.current;
             let (volume, source) = (source.volume, source.replica);
-            Request::Attach(Attach { volume, source, epoch, expected, in_sync: true })
+            Request::Attach(Attach {
+                volume,
+                source,
+                epoch,
+                expected,
+                in_sync: true,
+                usable_bytes: 0,
+            })
         };
         let epoch = mirror.status().epoch;
         let first = mirror.session();
@@ -353,7 +360,8 @@ fn a_resync_that_begins_while_the_target_is_made_the_source() {
     pair.on(1, move |mirror| async move {
         let (volume, replica) = (source.volume, source.replica);
         let (epoch, expected) = (mirror.status().epoch, source.current);
-        let attach = Attach { volume, source: replica, epoch, expected, in_sync: false };
+        let attach =
+            Attach { volume, source: replica, epoch, expected, in_sync: false, usable_bytes: 0 };
         let session = mirror.session();
         assert_eq!(session.ask(Request::Attach(attach)).await, Ok(Ok(Reply::Done)));
         let begins = Request::BeginResync { base: flagstone_mirror::id::Generation::NONE };

@@ -74,6 +74,10 @@ fn step(cluster: &Cluster) {
     let sim = &cluster.sim;
     let index = sim.random_between(0, 1) as usize;
     let (here, there) = (cluster.nodes[index], cluster.nodes[1 - index]);
+    if cluster.kind.grows && sim.chance(0.4) {
+        tracing::info!(at_us = sim.now().as_nanos() / 1000, node = index, what = "grow");
+        return cluster.grow(index);
+    }
     let choices = match cluster.kind {
         Kind { broken: true, .. } => 28,
         Kind { faults: true, .. } => 21,
@@ -281,6 +285,7 @@ fn check_at_rest(cluster: &Cluster) -> u64 {
 
 fn assert_legs_equal(cluster: &Cluster) {
     let legs = [0, 1].map(|index| cluster.data(index));
+    assert_eq!(legs[0].len(), legs[1].len(), "other sizes\n{}", cluster.describe());
     let differs = legs[0].iter().zip(&legs[1]).position(|(a, b)| a != b);
     assert!(differs.is_none(), "the legs differ at byte {differs:?}\n{}", cluster.describe());
 }
@@ -302,7 +307,7 @@ fn corrupt_and_verify(cluster: &Cluster, active: usize) {
         mirror.verify(0, None, true, |_| {}).await.expect("both are there")
     });
     let findings = sim.block_on(verified).expect("nobody ends it");
-    assert_eq!(findings.compared_bytes, cluster.usable);
+    assert_eq!(findings.compared_bytes, cluster.data(active).len() as u64);
     assert_eq!(findings.differing_bytes, rotten.len() as u64 * BIT);
     let listed: BTreeSet<u64> = findings
         .differences

@@ -1,0 +1,241 @@
+//! Growing a mirrored volume while it is served: what `flagstone mirror grow` does at the source, and
+//! what a target does when it meets a source of another size.
+//!
+//! The source looks what room there is on all sides, then gives its replica another size between two
+//! mirrors ([`HandOn`](flagstone_mirror::HandOn)): calls of hosts wait for that moment. It meets its
+//! targets anew, asks them to have its size, and copies what is new.
+
+use std::rc::{Rc, Weak};
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_mirror::format::superblock::Role;
+use flagstone_mirror::peer::identify;
+use flagstone_mirror::shape::{Shape, log_layout, usable_with_log};
+use flagstone_mirror::{HandOn, Mirror};
+use flagstone_runtime::spawn;
+
+use super::make::failed;
+use super::{CreateError, Mirrored};
+use crate::device_spec::DeviceSpec;
+use crate::units::format_size;
+
+/// The unit of sizes of replicas, in bytes.
+const PAGE_BYTES: u64 = 4096;
+
+/// What growing comes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Grown {
+    /// Size of the volume before, in bytes.
+    pub from_bytes: u64,
+    /// And after.
+    pub to_bytes: u64,
+    /// Who has no room for more.
+    pub smallest: String,
+}
+
+/// Says that the mirror is being replaced, until dropped.
+struct Growing<'a>(&'a Mirrored);
+
+impl Drop for Growing<'_> {
+    fn drop(&mut self) {
+        self.0.growing.set(false);
+    }
+}
+
+impl Mirrored {
+    /// Has the volume grow to `wanted` bytes, or to what all its replicas have room for.
+    pub(crate) async fn grow(
+        self: &Rc<Self>,
+        wanted: Option<u64>,
+        dry_run: bool,
+    ) -> Result<Grown, CreateError> {
+        let refused = |why: String| Err(CreateError::Refused(why));
+        let name = &self.name;
+        let Some(mirror) = self.mirror() else {
+            return refused(format!(
+                "this node has no replica of `{name}`: if its device has just been made larger, and \
+                 what was at its end is not found any more, make it as large as it was"
+            ));
+        };
+        let status = mirror.status();
+        if status.role != Role::Source || !status.active {
+            return refused(format!(
+                "{} does not serve `{name}`: ask on the node that does",
+                self.node
+            ));
+        }
+        if status.local_failed {
+            return refused(format!("the device of `{name}` on {} has failed", self.node));
+        }
+        let (room_bytes, smallest) = self.room(&mirror).await?;
+        let from_bytes = mirror.usable_bytes();
+        let to_bytes = wanted.unwrap_or(room_bytes);
+        if to_bytes < from_bytes {
+            return refused(format!(
+                "`{name}` has {}, and a mirrored volume does not shrink: what hosts have there would \
+                 be lost",
+                format_size(from_bytes)
+            ));
+        }
+        if !to_bytes.is_multiple_of(PAGE_BYTES) {
+            return refused(format!("{to_bytes} B are not a multiple of 4 KiB"));
+        }
+        if to_bytes > room_bytes {
+            return refused(format!(
+                "there is room for {} on {smallest}, which is less: make its device larger first",
+                format_size(room_bytes)
+            ));
+        }
+        if to_bytes > from_bytes && !dry_run {
+            self.resize(&mirror, to_bytes).await.map_err(failed)?;
+        }
+        Ok(Grown { from_bytes, to_bytes, smallest })
+    }
+
+    /// What all replicas have room for, and which node sets that bound.
+    async fn room(&self, mirror: &Mirror) -> Result<(u64, String), CreateError> {
+        let mut least = (mirror.room_bytes(), self.node.clone());
+        let (volume, own) = (mirror.status().volume, mirror.status().replica);
+        for (leg, name) in self.peers.iter().enumerate() {
+            let way = self.way(leg).map_err(failed)?;
+            let answer = match way.connect().await {
+                Ok(session) => {
+                    let answer = identify(&session, own).await;
+                    session.close();
+                    answer.map_err(|error| error.to_string())
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            let about = answer.map_err(|error| {
+                CreateError::Refused(format!(
+                    "{name} cannot be asked how much room it has ({error}): a mirrored volume grows \
+                     when all its nodes can be reached"
+                ))
+            })?;
+            if about.view.volume != volume || about.active {
+                return Err(CreateError::Refused(format!(
+                    "{name} holds another volume, or serves hosts itself: see `flagstone mirror \
+                     status {}`",
+                    self.name
+                )));
+            }
+            if about.view.room_bytes < least.0 {
+                least = (about.view.room_bytes, name.clone());
+            }
+        }
+        Ok(least)
+    }
+
+    /// The largest volume for which the log can be made large enough; `None` when nothing limits it.
+    pub(super) fn log_room_bytes(&self, shape: &Shape) -> Option<u64> {
+        let log = self.log.borrow().clone()?;
+        if self.log_file().is_some() {
+            return None;
+        }
+        log.refresh();
+        Some(usable_with_log(log.geometry().size_bytes, shape))
+    }
+
+    /// The path of the log's device when that is a regular file, which can be made larger.
+    fn log_file(&self) -> Option<&std::path::Path> {
+        match self.config.bitmap.as_ref()? {
+            DeviceSpec::Path(path) if path.is_file() => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Makes the log's device as large as a volume of this shape needs, where that can be done.
+    fn grow_log(&self, log: &SharedDevice, shape: &Shape) -> Result<(), String> {
+        let needed = log_layout(shape).total_bytes;
+        log.refresh();
+        if log.geometry().size_bytes >= needed {
+            return Ok(());
+        }
+        if let Some(path) = self.log_file() {
+            let about = |error| format!("cannot make {} larger: {error}", path.display());
+            let file = std::fs::OpenOptions::new().write(true).open(path).map_err(about)?;
+            file.set_len(needed.next_multiple_of(PAGE_BYTES)).map_err(about)?;
+            log.refresh();
+        }
+        let has = log.geometry().size_bytes;
+        if has >= needed {
+            return Ok(());
+        }
+        Err(format!(
+            "the device of the write-intent log has {}, and a volume of {} needs {}: make it larger",
+            format_size(has),
+            format_size(shape.usable_bytes),
+            format_size(needed)
+        ))
+    }
+
+    /// Gives the replica another size, between this mirror and the next. Hosts wait meanwhile.
+    async fn resize(self: &Rc<Self>, mirror: &Mirror, bytes: u64) -> Result<(), String> {
+        if self.growing.replace(true) {
+            return Err("the volume grows already".to_owned());
+        }
+        let _growing = Growing(self);
+        let log = self.log.borrow().clone();
+        if let Some(log) = &log {
+            self.grow_log(log, &Shape { usable_bytes: bytes, ..mirror.shape() })?;
+        }
+        self.leg.refresh();
+        // What hosts are told stays as it is: they wait.
+        self.watch.borrow_mut().take();
+        let from = mirror.usable_bytes();
+        let served = mirror.is_active();
+        let resized = match mirror.hand_on().await {
+            Ok(hand_on) => self.exchange(hand_on, log, bytes).await,
+            Err(error) => Err(error.to_string()),
+        };
+        let now = self.mirror().ok_or("there is no mirror any more")?;
+        if now.is_active() != served {
+            self.set_access(now.is_active());
+        }
+        self.follow(now.clone(), now.is_active());
+        let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
+        target
+            .resize_namespace(&self.nqn, self.namespace_id)
+            .map_err(|error| format!("hosts cannot be told: {error}"))?;
+        match &resized {
+            Ok(()) => tracing::info!(
+                volume = self.name,
+                from_bytes = from,
+                to_bytes = now.usable_bytes(),
+                "the volume has another size"
+            ),
+            Err(error) => tracing::error!(volume = self.name, "its size stays: {error}"),
+        }
+        resized
+    }
+
+    async fn exchange(
+        self: &Rc<Self>,
+        hand_on: HandOn,
+        log: Option<SharedDevice>,
+        bytes: u64,
+    ) -> Result<(), String> {
+        let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
+        target.remove_subsystem(&self.replica_nqn).map_err(|error| error.to_string())?;
+        let opened = hand_on.resize(&self.leg, log, bytes).await;
+        let (replica, failed) = opened.map_err(|error| error.to_string())?;
+        let next = self.mirror_of(replica)?;
+        self.slot.set(Some(next.clone()));
+        hand_on.finish(&next).await.map_err(|error| error.to_string())?;
+        failed.map_or(Ok(()), |error| Err(error.to_string()))
+    }
+}
+
+/// Has a target take over the size of its source whenever that asks for it.
+pub(super) async fn follow_source(this: Weak<Mirrored>, mirror: Mirror) {
+    loop {
+        let bytes = mirror.resize_wanted().await;
+        let Some(this) = this.upgrade() else { return };
+        let old = mirror.clone();
+        // A task of its own: this one ends with the mirror that it looks after.
+        let resized = spawn(async move { this.resize(&old, bytes).await });
+        if let Ok(Err(error)) = resized.await {
+            tracing::warn!("the size of the source is not taken over: {error}");
+        }
+    }
+}

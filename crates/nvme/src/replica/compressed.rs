@@ -1,0 +1,209 @@
+//! A write whose data travels compressed.
+//!
+//! As Write, or as Ordered Write when it has an order. The number of blocks is that of the data as it
+//! is written; what the data pointer names is what travels: compressed bytes, filled up with zeroes
+//! to a multiple of 4. So a target knows before it inflates how large the result is, and anything
+//! else is an error.
+
+use super::io;
+use super::order::{FUA, INVALID, Order};
+use crate::command::Sqe;
+use crate::command::io::{BlockCommand, BlockRange};
+use crate::sgl::SglDescriptor;
+use crate::status::Status;
+use crate::wire::U32;
+
+/// What one Compressed Write inflates to at most, in bytes.
+pub const INFLATED_MAX_BYTES: u64 = 1 << 20;
+/// Compressed bytes are filled up to a multiple of so many.
+pub const COMPRESSED_ALIGN_BYTES: usize = 4;
+
+/// How data is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codec {
+    /// The LZ4 block format, without a length before it (1).
+    Lz4,
+    /// A Zstandard frame, RFC 8878 (2).
+    Zstd,
+}
+
+impl Codec {
+    /// All.
+    pub const ALL: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
+
+    const fn code(self) -> u32 {
+        match self {
+            Codec::Lz4 => 1,
+            Codec::Zstd => 2,
+        }
+    }
+
+    /// Its bit in what Replica Identify tells.
+    #[must_use]
+    pub const fn bit(self) -> u8 {
+        match self {
+            Codec::Lz4 => 1 << 0,
+            Codec::Zstd => 1 << 1,
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Codec::Lz4 => "lz4",
+            Codec::Zstd => "zstd",
+        }
+    }
+}
+
+/// Compressed Write (85h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompressedWrite {
+    /// Blocks that are written.
+    pub range: BlockRange,
+    /// Complete when it is on media that survives power loss.
+    pub fua: bool,
+    /// How its data is compressed.
+    pub codec: Codec,
+    /// Bytes that the data is compressed to, from 1; what fills them up not counted.
+    pub compressed_bytes: u32,
+    /// Its place in the order, if it has one.
+    pub order: Option<Order>,
+}
+
+impl CompressedWrite {
+    /// What travels, in bytes: with what fills it up. `None` when that exceeds 32 bits.
+    #[must_use]
+    pub const fn sent_bytes(&self) -> Option<u32> {
+        self.compressed_bytes.checked_next_multiple_of(COMPRESSED_ALIGN_BYTES as u32)
+    }
+
+    /// The command; `data` says whether its data is in the capsule.
+    #[must_use]
+    pub fn command(&self, cid: u16, nsid: u32, data: SglDescriptor) -> Sqe {
+        let mut command = Sqe::write(cid, nsid, self.range, self.fua, data);
+        command.opcode = io::COMPRESSED_WRITE.0;
+        command.cdw2 = U32::new(self.codec.code());
+        command.cdw3 = U32::new(self.compressed_bytes);
+        if let Some(order) = self.order {
+            order.put(&mut command);
+        }
+        command
+    }
+
+    /// Reads the command.
+    ///
+    /// # Errors
+    /// Invalid Field, with do not retry, of a codec that is not known, of no data, of an order that
+    /// cannot be and of any bit that is reserved.
+    pub fn parse(command: &Sqe) -> Result<CompressedWrite, Status> {
+        let code = command.cdw2.get();
+        let codec = Codec::ALL.into_iter().find(|codec| codec.code() == code).ok_or(INVALID)?;
+        let compressed_bytes = command.cdw3.get();
+        if command.cdw12.get() & !(FUA | 0xffff) != 0 || compressed_bytes == 0 {
+            return Err(INVALID);
+        }
+        let dwords = [command.cdw13, command.cdw14, command.cdw15];
+        let order = match dwords.iter().all(|dword| dword.get() == 0) {
+            true => None,
+            false => Some(Order::parse(command)?),
+        };
+        let fields = BlockCommand::parse(command);
+        Ok(CompressedWrite {
+            range: fields.range,
+            fua: fields.fua(),
+            codec,
+            compressed_bytes,
+            order,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Wire;
+    use proptest::prelude::*;
+
+    fn any_order() -> impl Strategy<Value = Option<Order>> {
+        proptest::option::of((1u64.., 1u32..).prop_map(|(epoch, before)| Order {
+            epoch,
+            before: if epoch == 1 { 0 } else { before },
+        }))
+    }
+
+    #[test]
+    fn bits_are_where_the_document_has_them() {
+        let write = CompressedWrite {
+            range: BlockRange::new(0x1_0000_0002, 8).unwrap(),
+            fua: true,
+            codec: Codec::Zstd,
+            compressed_bytes: 321,
+            order: Some(Order { epoch: 0x5_0000_0006, before: 7 }),
+        };
+        assert_eq!(write.sent_bytes(), Some(324));
+        let command = write.command(1, 1, SglDescriptor::transport(324));
+        assert_eq!((command.opcode, command.cdw2.get(), command.cdw3.get()), (0x85, 2, 321));
+        assert_eq!((command.cdw10.get(), command.cdw11.get()), (2, 1));
+        assert_eq!((command.cdw12.get(), command.cdw13.get()), (0x4000_0007, 7));
+        assert_eq!((command.cdw14.get(), command.cdw15.get()), (6, 5));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let range = BlockRange::new(0, 8).unwrap();
+        let write = CompressedWrite {
+            range,
+            fua: false,
+            codec: Codec::Lz4,
+            compressed_bytes: 9,
+            order: None,
+        };
+        let with = |change: fn(&mut Sqe)| {
+            let mut command = write.command(1, 1, SglDescriptor::transport(12));
+            change(&mut command);
+            CompressedWrite::parse(&command)
+        };
+        assert_eq!(with(|_| ()), Ok(write));
+        for change in [
+            (|command: &mut Sqe| command.cdw2 = U32::new(0)) as fn(&mut Sqe),
+            |command| command.cdw2 = U32::new(3),
+            |command| command.cdw2 = U32::new(0x101),
+            |command| command.cdw3 = U32::new(0),
+            |command| command.cdw12 = U32::new(1 << 25),
+            // An order epoch that has none before it, but is not the first.
+            |command| command.cdw14 = U32::new(2),
+            |command| command.cdw13 = U32::new(1),
+        ] {
+            assert_eq!(with(change), Err(INVALID));
+        }
+        assert_eq!(CompressedWrite { compressed_bytes: u32::MAX, ..write }.sent_bytes(), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_a_source_writes_a_target_reads(
+            start in 0..u64::MAX - 65_536,
+            blocks in 1u32..=65_536,
+            fua: bool,
+            zstd: bool,
+            compressed_bytes in 1u32..,
+            order in any_order(),
+        ) {
+            let range = BlockRange::new(start, blocks).unwrap();
+            let codec = if zstd { Codec::Zstd } else { Codec::Lz4 };
+            let write = CompressedWrite { range, fua, codec, compressed_bytes, order };
+            let command = write.command(3, 4, SglDescriptor::transport(0));
+            prop_assert_eq!(CompressedWrite::parse(&command), Ok(write));
+        }
+
+        #[test]
+        fn any_command_is_read_or_refused(bytes: [u8; 64]) {
+            let command = Sqe::view(&bytes).unwrap();
+            if let Ok(write) = CompressedWrite::parse(command) {
+                prop_assert!(write.compressed_bytes > 0 && command.cdw2.get() <= 2);
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! A volume on three real nodes: the source has two targets.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Command;
+
+use flagstone_tests::load::Load;
+use flagstone_tests::mirror::VOLUME;
+use flagstone_tests::place::Place;
+use flagstone_tests::process::until;
+use flagstone_tests::scratch::Scratch;
+use flagstone_tests::server::{NQN_PREFIX, Server, binary};
+use serde_json::Value;
+
+const NAMES: [&str; 3] = ["node-a", "node-b", "node-c"];
+const SIZE_BYTES: u64 = 24 << 20;
+/// Writes between two events.
+const WRITES: u64 = 300;
+
+struct Three {
+    nodes: [Server; 3],
+    addresses: [String; 3],
+    disks: [PathBuf; 3],
+    scratch: Scratch,
+}
+
+impl Three {
+    fn start() -> Three {
+        let scratch = Scratch::new();
+        let free = || TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        // All at a time: they are not the same.
+        let ports = [free(), free(), free()];
+        let addresses =
+            ports.map(|port| format!("127.0.0.1:{}", port.local_addr().expect("bound").port()));
+        let disks = NAMES.map(|name| scratch.disk(&format!("{name}.disk"), SIZE_BYTES));
+        let nodes = [0, 1, 2].map(|node| {
+            let others = [0, 1, 2].into_iter().filter(|other| *other != node);
+            let mut text = format!("[server]\nnode = \"{}\"\n", NAMES[node]);
+            for other in others.clone() {
+                let (name, address) = (NAMES[other], &addresses[other]);
+                text += &format!("[peer.{name}]\naddress = \"{address}\"\ntimeout = \"1s\"\n");
+            }
+            let peers: Vec<&str> = others.map(|other| NAMES[other]).collect();
+            let disk = &disks[node];
+            text += &format!(
+                "[volume.{VOLUME}]\nmirror = {{ peers = {peers:?} }}\ndevice = {disk:?}\n"
+            );
+            let file = scratch.join(&format!("{}.toml", NAMES[node]));
+            std::fs::write(&file, text).expect("a configuration can be written");
+            let file = file.to_str().expect("temporary paths are UTF-8");
+            let listen = format!("nvme-tcp://{}", addresses[node]);
+            Server::start_at(&Place::default(), &[], &[&listen], &[file])
+        });
+        Three { nodes, addresses, disks, scratch }
+    }
+
+    fn order(&self, node: usize, action: &str, more: &[&str]) -> Value {
+        let output = Command::new(binary())
+            .args(["mirror", action, VOLUME, "--json", "--api"])
+            .arg(self.nodes[node].api())
+            .args(more)
+            .output()
+            .expect("the program can be started");
+        let said = String::from_utf8_lossy(&output.stderr);
+        let log = || self.nodes[node].output();
+        assert!(output.status.success(), "{action} on {}: {said}\n{}", NAMES[node], log());
+        serde_json::from_slice(&output.stdout).expect("it prints JSON")
+    }
+
+    /// The state towards a peer, as a node says.
+    fn state(&self, node: usize, peer: usize) -> String {
+        let status = self.order(node, "status", &[]);
+        let peers = status["peers"].as_array().expect("it has peers");
+        let found = peers.iter().find(|found| found["name"] == NAMES[peer]);
+        found.expect("it is one of them")["state"].as_str().unwrap_or_default().to_owned()
+    }
+
+    fn wait_for(&self, node: usize, peer: usize, state: &str) {
+        let what = format!("{} is {state} towards {}", NAMES[node], NAMES[peer]);
+        let explain = || self.nodes.iter().map(Server::output).collect();
+        until(&what, || self.state(node, peer) == state, explain);
+    }
+
+    fn assert_equal_on_disk(mut self, source: usize) {
+        let size = self.order(source, "status", &[])["replica"]["size_bytes"].as_u64();
+        let size = usize::try_from(size.expect("a size")).expect("it is small");
+        // The source first: it lacks nothing then, and its targets have lost no peer.
+        for node in [source, (source + 1) % 3, (source + 2) % 3] {
+            let status = self.nodes[node].terminate();
+            assert!(status.success(), "{status}\n{}", self.nodes[node].output());
+        }
+        let legs = self.disks.each_ref().map(|disk| std::fs::read(disk).expect("it is there"));
+        assert!(legs[0][..size].iter().any(|byte| *byte != 0), "it was written to");
+        for leg in 1..3 {
+            assert!(legs[leg][..size] == legs[0][..size], "{} differs", NAMES[leg]);
+        }
+    }
+}
+
+/// The role goes from node to node, planned and forced, under a verified load by all three paths:
+/// the host sees no error and reads what it wrote, and all legs are the same in the end.
+#[test]
+fn a_source_with_two_targets_hands_over_dies_and_comes_back() {
+    let mut three = Three::start();
+    three.order(0, "create", &["--source"]);
+    for target in [1, 2] {
+        three.order(target, "create", &["--target"]);
+        three.wait_for(0, target, "mirroring");
+    }
+    let state = three.scratch.join("state");
+    let paths = format!("nvme-tcp://{}/{NQN_PREFIX}{VOLUME}", three.addresses.join(","));
+    let line = "--rw randwrite --depth 8 --size 12MiB --rate 4000 --ios 1000000000";
+    let mut load = Load::start_verified(&paths, line, &state);
+    let mut records = 0;
+    let mut go_on = |load: &mut Load| {
+        records = records.max(Load::records_now(&state)) + WRITES;
+        load.wait_for_records(&state, records);
+    };
+    go_on(&mut load);
+    three.order(0, "switchover", &["--to", NAMES[1]]);
+    for target in [0, 2] {
+        three.wait_for(1, target, "mirroring");
+    }
+    // Between two targets there is nothing to say.
+    three.wait_for(0, 2, "target");
+    go_on(&mut load);
+    three.nodes[1].kill();
+    three.order(2, "failover", &["--yes"]);
+    three.wait_for(2, 0, "mirroring");
+    go_on(&mut load);
+    three.nodes[1].restart();
+    three.wait_for(2, 1, "mirroring");
+    go_on(&mut load);
+    // A target that was left behind before is known by whoever is the source after.
+    three.order(2, "pause", &["--peer", NAMES[1]]);
+    go_on(&mut load);
+    three.order(2, "switchover", &["--to", NAMES[0]]);
+    three.wait_for(0, 1, "mirroring");
+    three.wait_for(0, 2, "mirroring");
+    go_on(&mut load);
+    load.kill();
+    let line = "--rw randread --depth 4 --bs 64k --after-crash client";
+    let ended = Load::start_verified(&paths, line, &state).wait();
+    assert_eq!(ended.code, Some(0), "{}\n{:#}", ended.log, ended.results);
+    let verify = &ended.results["verify"];
+    assert_eq!(verify["violations"], 0, "{verify:#}");
+    assert!(verify["blocks_checked"].as_u64() > Some(0), "{verify:#}");
+    three.assert_equal_on_disk(0);
+}
