@@ -52,6 +52,7 @@ pub enum Ended {
 /// # Panics
 /// When a promise is broken.
 pub async fn run(device: SharedDevice, model: Shared, options: LoadOptions) -> Ended {
+    model.grow(device.geometry().size_bytes);
     let lanes: Vec<_> = (0..options.depth)
         .map(|_| {
             let (device, model, options) = (device.clone(), model.clone(), options.clone());
@@ -105,7 +106,7 @@ async fn one_call(
         92..96 => Some(Change::Zero),
         _ => Some(Change::Discard),
     };
-    let (offset, len) = pick_range(geometry, options.max_bytes.min(model.bytes()), rng);
+    let (offset, len) = pick_range(geometry, options.max_bytes, rng);
     let Some(claim) = model.claim(offset, len as usize, change) else {
         time::sleep(Duration::from_micros(10)).await;
         return Ok(());
@@ -175,8 +176,9 @@ async fn flush(device: &SharedDevice, model: &Shared, medium_errors: bool) -> Re
 pub async fn verify(device: &SharedDevice, model: &Shared) -> Result<(), IoError> {
     const STEP_BYTES: u64 = 32 << 10;
     let mut offset = 0;
-    while offset < model.bytes() {
-        let len = STEP_BYTES.min(model.bytes() - offset) as usize;
+    let end = model.bytes().min(device.geometry().size_bytes);
+    while offset < end {
+        let len = STEP_BYTES.min(end - offset) as usize;
         let Some(claim) = model.claim(offset, len, None) else { panic!("verify runs alone") };
         match device.read(offset, buf::alloc(len).await).await {
             Ok(data) => {

@@ -56,6 +56,23 @@ struct Sector {
 }
 
 impl Sector {
+    /// One of zeroes, or one of which nothing is known.
+    fn new(known: bool) -> Sector {
+        Sector {
+            visible: vec![ZEROES],
+            after_loss: vec![(0, ZEROES)],
+            late: Vec::new(),
+            durable_since: 0,
+            tainted: false,
+            tainted_since: 0,
+            untouched: true,
+            busy: false,
+            changing: None,
+            unknown: !known,
+            unknown_after_loss: !known,
+        }
+    }
+
     fn doubt(&mut self, now: u64, version: u32) {
         if !self.visible.contains(&version) {
             self.visible.push(version);
@@ -102,21 +119,8 @@ pub struct Shared(Rc<RefCell<Model>>);
 impl Shared {
     /// The model of a device of `bytes` zeroes; `seed` makes its content unlike another run's.
     pub fn new(seed: u64, bytes: u64) -> Shared {
-        let sector = || Sector {
-            visible: vec![ZEROES],
-            after_loss: vec![(0, ZEROES)],
-            late: Vec::new(),
-            durable_since: 0,
-            tainted: false,
-            tainted_since: 0,
-            untouched: true,
-            busy: false,
-            changing: None,
-            unknown: false,
-            unknown_after_loss: false,
-        };
         let mut sectors = Vec::new();
-        sectors.resize_with(bytes as usize / SECTOR_BYTES, sector);
+        sectors.resize_with(bytes as usize / SECTOR_BYTES, || Sector::new(true));
         Shared(Rc::new(RefCell::new(Model {
             seed,
             sectors,
@@ -185,6 +189,13 @@ impl Shared {
         for sector in &mut self.0.borrow_mut().sectors {
             (sector.unknown, sector.unknown_after_loss, sector.untouched) = (true, true, true);
         }
+    }
+
+    /// The device has grown to this size, if it had not before. What is in the new part is not known.
+    pub fn grow(&self, bytes: u64) {
+        let mut model = self.0.borrow_mut();
+        let sectors = model.sectors.len().max(bytes as usize / SECTOR_BYTES);
+        model.sectors.resize_with(sectors, || Sector::new(false));
     }
 
     /// A moment for [`Shared::has_promised_since`].
@@ -661,6 +672,24 @@ mod tests {
         model.power_lost();
         assert!(breaks(|| read(&model, &old)));
         read(&model, &fourth);
+    }
+
+    #[test]
+    fn a_device_that_grew_holds_anything_until_it_is_written() {
+        let model = Shared::new(1, BLOCK as u64);
+        let old = write(&model, true);
+        model.grow(2 * BLOCK as u64);
+        model.grow(BLOCK as u64);
+        assert_eq!(model.bytes(), 2 * BLOCK as u64);
+        let place = BLOCK as u64;
+        let claim = model.claim(place, BLOCK, Some(Change::Write)).unwrap();
+        let mut new = vec![0; BLOCK];
+        claim.fill(&mut new);
+        claim.acknowledged(true);
+        let read_new = |bytes: &[u8]| model.claim(place, BLOCK, None).unwrap().returned(bytes);
+        assert!(breaks(|| read_new(&vec![0; BLOCK])));
+        read_new(&new);
+        read(&model, &old);
     }
 
     #[test]

@@ -495,7 +495,9 @@ impl Cluster {
         let sizes = &self.sizes.borrow()[index];
         sizes.iter().rev().find_map(|end| {
             let slots = [read(end - 8192), read(end - 4096)];
-            newest(slots, |superblock| superblock.sequence).ok().map(|found| found.1)
+            let found = newest(slots, |superblock| superblock.sequence).ok()?.1;
+            // A device that grew by a page has one slot where the other would be.
+            (found.device_bytes == *end).then_some(found)
         })
     }
 
