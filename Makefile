@@ -19,7 +19,7 @@ endif
 
 CARGO_FLAGS ?=
 # Simulated clusters of `make simulate`, each scenario from each of these seeds.
-SEEDS ?= 0..1700
+SEEDS ?= 0..1300
 # Of `make fuzz`: which target, and how many seconds.
 TARGET ?= all
 TIME ?= 60
@@ -58,7 +58,7 @@ lint: ## formatting and clippy, warnings denied
 unit: build ## cargo test of the whole workspace: units, and real clients against the real program
 	cargo test $(CARGO_FLAGS) --workspace
 
-simulate: ## whole clusters under faults, in simulated time: SEEDS=0..1700
+simulate: ## whole clusters under faults, in simulated time: SEEDS=0..1300
 	cargo run $(CARGO_FLAGS) --release --package flagstone-sim -- --seeds $(SEEDS)
 
 fuzz: setup ## fuzz for long: TARGET=nvme_target TIME=3600 (seconds)
