@@ -1,0 +1,24 @@
+//! The published experiments on one machine: nodes that are processes of their own, disks and links
+//! that are emulated, and the published figures beside what came out.
+//!
+//! What it promises:
+//! - what is emulated says so: in every table, file and plot, and in the JSON;
+//! - the nodes are the program that users run (`flagstone serve`), configured as users configure it
+//!   and commanded as users command it (`flagstone mirror`); nothing in here stands in for them;
+//! - what was measured is kept as any campaign's results are, so that `flagstone bench report` and
+//!   `compare` read it;
+//! - where this machine, and not the model, was the limit, the result says so;
+//! - every process that is started is stopped, whatever happens, and scratch files are removed.
+//!
+//! Read in this order: [`node`] (a node as a process, by [`process`]), [`mirror`] (experiment A),
+//! [`failover`] (a node dies under a verifying load). [`error`] is what can go wrong, [`limits`]
+//! every bound.
+
+pub mod error;
+pub mod failover;
+pub mod limits;
+pub mod mirror;
+pub mod node;
+pub mod process;
+
+pub use error::Error;

@@ -1,0 +1,379 @@
+//! Experiment A: a mirror against no mirror, beside the published table.
+//!
+//! Two nodes are two processes. Their disks are emulated ones of 500 GB of SSD persistent disk, whose
+//! latency is calibrated on this machine so that what is not mirrored comes out as published; what
+//! differs then is the mirror, the link and this machine. All set-ups take turns within each
+//! repetition, as every campaign's targets do; for each size of write the disks are others, and the
+//! nodes are started anew.
+//!
+//! [`published`] is what came out then, [`setup`] what is set against what, [`summary`] what came out
+//! now, [`tables`] both beside each other.
+
+pub mod published;
+pub mod setup;
+pub mod summary;
+pub mod tables;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use flagstone_bench::attach::{Choice, Initiator};
+use flagstone_bench::campaign::{Campaign, Ending, Plan, Watcher};
+use flagstone_bench::environment;
+use flagstone_bench::generator::Generator;
+use flagstone_bench::job::{Job, Pattern};
+use flagstone_bench::nature::{Nature, Origin};
+use flagstone_bench::os::Interrupt;
+use flagstone_bench::results::{Record, SCHEMA_VERSION, Store};
+use flagstone_bench::stats::Steady;
+use flagstone_bench::target::{Place, Target};
+
+use self::published::{IN_FLIGHT, ROWS, Row};
+use self::setup::{COLD_BYTES, Disks, HOT_BYTES, Mirror, PLAIN, SETUPS, Setup};
+use self::summary::{Calibrated, Summary};
+use crate::Error;
+use crate::limits::LATENCY_LEAST_US;
+use crate::node::{Pair, device};
+
+/// The suite that measures the same on real disks: the report then shows the published table.
+const SUITE: &str = "mirror";
+/// Warm-up and length of a measurement that calibrates, in ms.
+const PROBE_MS: (u64, u64) = (300, 1000);
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The `flagstone` program.
+    pub program: PathBuf,
+    /// Where the results go: a directory without results.
+    pub results: PathBuf,
+    /// The link's round trip, in µs.
+    pub rtt_us: u64,
+    /// A machine type whose limits hold in place of the published disk's.
+    pub machine: Option<String>,
+    /// Warm-up of each measurement, in ms.
+    pub ramp_ms: u64,
+    /// Length of each measurement, in ms.
+    pub runtime_ms: u64,
+    /// Of each measurement.
+    pub repetitions: u32,
+}
+
+impl Options {
+    /// How long it takes at least, in seconds.
+    pub fn seconds(&self) -> f64 {
+        let measured: f64 = ROWS.iter().map(|row| self.row_seconds(row)).sum();
+        // Starting two nodes and copying all volumes, and a probe, for each size.
+        measured + ROWS.len() as f64 * 8.0
+    }
+
+    fn row_seconds(&self, row: &Row) -> f64 {
+        let of = |hot| {
+            let setups = SETUPS.iter().filter(|setup| setup.is_in(hot)).count();
+            let each = (self.job(row, hot).ramp_ms + self.runtime_ms) as f64 / 1e3 + 0.3;
+            f64::from(self.repetitions) * setups as f64 * each
+        };
+        of(true) + of(false)
+    }
+
+    fn job(&self, row: &Row, hot: bool) -> Job {
+        Job {
+            name: job_name(row, hot),
+            pattern: Pattern::RandWrite,
+            block_bytes: row.block_bytes,
+            // One thread keeps as much in flight as diskspd's eight did: ours does not block.
+            depth: IN_FLIGHT,
+            threads: 1,
+            disks: 1,
+            ramp_ms: self.ramp_ms,
+            runtime_ms: self.runtime_ms,
+            size_bytes: Some(if hot { HOT_BYTES } else { COLD_BYTES }),
+            // -Sh: written through.
+            sync: true,
+            ..Job::default()
+        }
+    }
+}
+
+/// What a job of a row is called.
+fn job_name(row: &Row, hot: bool) -> String {
+    row.size.to_lowercase() + if hot { "" } else { "-cold" }
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Whether it was done.
+    pub ending: Ending,
+    /// What was found, of the part that was done.
+    pub summary: Summary,
+}
+
+/// Runs the experiment. What it measures is in the results' directory as soon as it is measured.
+///
+/// # Errors
+/// What went wrong. The user's interruption while things are measured is an [`Ending`].
+pub fn run(
+    options: &Options,
+    watcher: &mut dyn Watcher,
+    interrupt: &Interrupt,
+) -> Result<Outcome, Error> {
+    let scratch =
+        tempfile::Builder::new().prefix("flagstone-lab-").tempdir().map_err(Error::system(
+            "cannot make a directory for the nodes: set TMPDIR to a place where one may write",
+        ))?;
+    let mut lab = Lab::new(options, scratch.path(), interrupt)?;
+    let mut calibrated = Vec::new();
+    for row in &ROWS {
+        watcher.begin(&format!("calibrating the disk for {}", row.size), options.seconds());
+        calibrated.push(lab.calibrate(row)?);
+    }
+    let whole = lab.whole(&calibrated);
+    whole.check()?;
+    let store = Store::create(&options.results, &whole)?;
+    let mut ending = Ending::Complete;
+    for (at, row) in ROWS.iter().enumerate() {
+        let later_s = ROWS[at + 1..].iter().map(|row| options.row_seconds(row)).sum();
+        ending = lab.row(row, &whole, calibrated[at].write_latency_us, &store, (watcher, later_s))?;
+        if ending == Ending::Interrupted {
+            break;
+        }
+    }
+    let machine = environment::record(&[], None);
+    let summary = Summary::new(options, calibrated, &machine, &store.records()?);
+    Ok(Outcome { ending, summary })
+}
+
+/// The nodes, and what drives them.
+struct Lab<'a> {
+    options: &'a Options,
+    interrupt: &'a Interrupt,
+    generator: Generator,
+    pair: Pair,
+}
+
+impl Lab<'_> {
+    fn new<'a>(
+        options: &'a Options,
+        scratch: &Path,
+        interrupt: &'a Interrupt,
+    ) -> Result<Lab<'a>, Error> {
+        let generator = Generator { program: options.program.clone() };
+        let pair = Pair::new(&options.program, scratch)?;
+        Ok(Lab { options, interrupt, generator, pair })
+    }
+
+    /// Finds the latency of the emulated disk with which what is not mirrored takes as long as
+    /// published: what the way to the disk takes on this machine is part of it.
+    fn calibrate(&mut self, row: &Row) -> Result<Calibrated, Error> {
+        let published_us = row.plain.latency_ms * 1e3;
+        // Where the disk's throughput binds, its latency does not matter below what the queue
+        // makes of it: that of the next smaller write that was published is taken.
+        let bound_by_latency = row.block_bytes < 64 << 10;
+        let wanted_us = if bound_by_latency { published_us } else { ROWS[2].plain.latency_ms * 1e3 };
+        let mut found = Calibrated {
+            size: row.size,
+            published_us,
+            write_latency_us: wanted_us as u64,
+            way_us: None,
+        };
+        if !bound_by_latency {
+            return Ok(found);
+        }
+        // The disk alone: a machine's limits would be taken for latency.
+        let disks = Disks { write_latency_us: found.write_latency_us, rtt_us: 0, machine: None };
+        self.pair.a.configure(&disks.configuration(&self.pair, 0))?;
+        self.pair.a.start(self.interrupt)?;
+        let mut job = self.options.job(row, true);
+        (job.ramp_ms, job.runtime_ms) = PROBE_MS;
+        let uri = device(&self.pair.ports[..1], SETUPS[0].volume);
+        let (results, _) = self.generator.measure(&job, &uri, self.interrupt, &mut || {})?;
+        self.pair.a.stop(self.interrupt)?;
+        if let Some(total) = results.total {
+            let way_us = (total.latency_us.mean - wanted_us).max(0.0);
+            found.way_us = Some(way_us);
+            found.write_latency_us = (wanted_us - way_us).max(LATENCY_LEAST_US) as u64;
+        }
+        Ok(found)
+    }
+
+    /// All set-ups at one size of write.
+    fn row(
+        &mut self,
+        row: &Row,
+        whole: &Plan,
+        write_latency_us: u64,
+        store: &Store,
+        (watcher, later_s): (&mut dyn Watcher, f64),
+    ) -> Result<Ending, Error> {
+        let Options { rtt_us, machine, .. } = self.options.clone();
+        let disks = Disks { write_latency_us, rtt_us, machine };
+        watcher.begin(&format!("starting two nodes for {}", row.size), later_s);
+        self.pair.a.configure(&disks.configuration(&self.pair, 0))?;
+        self.pair.b.configure(&disks.configuration(&self.pair, 1))?;
+        let mirrored = SETUPS.iter().filter(|setup| setup.mirror != Mirror::None);
+        let volumes: Vec<_> = mirrored.map(|setup| setup.volume).collect();
+        self.pair.start(&volumes, self.interrupt)?;
+        for hot in [true, false] {
+            let plan = part(whole, self.options.job(row, hot), hot);
+            let campaign = Campaign {
+                plan: &plan,
+                store,
+                fio: None,
+                generator: &self.generator,
+                initiator: &Initiator::of_machine(),
+                interrupt: self.interrupt,
+            };
+            let mut follow = Follow { inner: watcher, later_s };
+            if campaign.run(&mut follow)? == Ending::Interrupted {
+                return Ok(Ending::Interrupted);
+            }
+        }
+        self.pair.stop(self.interrupt)?;
+        Ok(Ending::Complete)
+    }
+
+    /// All that is to be done, as it is kept with the results.
+    fn whole(&self, calibrated: &[Calibrated]) -> Plan {
+        let address = |setup: &Setup| device(&self.pair.ports[..1], setup.volume);
+        let targets = SETUPS.iter().map(|setup| Target {
+            name: setup.name.to_owned(),
+            disks: vec![Place::NvmeTcp(address(setup))],
+        });
+        let origins = SETUPS.iter().map(|setup| {
+            let stack = self.stack(setup, calibrated);
+            (address(setup), Origin { nature: Nature::Emulated, stack })
+        });
+        let jobs = ROWS.iter().flat_map(|row| [true, false].map(|hot| self.options.job(row, hot)));
+        Plan {
+            schema_version: SCHEMA_VERSION,
+            suite: SUITE.to_owned(),
+            title: "Experiment A on EMULATED disks: a mirror against no mirror".to_owned(),
+            jobs: jobs.collect(),
+            targets: targets.collect(),
+            repetitions: self.options.repetitions,
+            steady_state: false,
+            precondition: false,
+            // No file is made.
+            file_bytes: HOT_BYTES,
+            initiator: Choice::Flagstone,
+            origins: origins.collect::<BTreeMap<_, _>>(),
+            destroy: SETUPS.iter().map(address).collect(),
+        }
+    }
+
+    /// How a set-up's volumes were configured, for each size of write.
+    fn stack(&self, setup: &Setup, calibrated: &[Calibrated]) -> String {
+        let mut text = String::new();
+        for one in calibrated {
+            let Options { rtt_us, machine, .. } = self.options.clone();
+            let disks = Disks { write_latency_us: one.write_latency_us, rtt_us, machine };
+            for (index, node) in crate::node::NAMES.iter().enumerate() {
+                let volume = disks.volume(setup, index);
+                if !volume.is_empty() {
+                    text += &format!("# {}, on {node}\n{volume}", one.size);
+                }
+            }
+        }
+        text
+    }
+}
+
+/// The part of the whole that is one job on the set-ups that it suits.
+fn part(whole: &Plan, job: Job, hot: bool) -> Plan {
+    let takes_part =
+        |target: &&Target| SETUPS.iter().any(|s| s.name == target.name && s.is_in(hot));
+    let targets = whole.targets.iter().filter(takes_part).cloned().collect();
+    Plan { jobs: vec![job], targets, ..whole.clone() }
+}
+
+/// Passes on what happens in one campaign of several.
+struct Follow<'a> {
+    inner: &'a mut dyn Watcher,
+    /// What the others take.
+    later_s: f64,
+}
+
+impl Watcher for Follow<'_> {
+    /// What a campaign says of served volumes, that they are not filled: a resync has just done it.
+    fn note(&mut self, _: &str) {}
+
+    fn begin(&mut self, what: &str, remaining_s: f64) {
+        self.inner.begin(what, remaining_s + self.later_s);
+    }
+
+    fn tick(&mut self) {
+        self.inner.tick();
+    }
+
+    fn done(&mut self, record: &Record) {
+        self.inner.done(record);
+    }
+
+    fn steadiness(&mut self, target: &str, job: &str, round: u32, found: Option<Steady>) {
+        self.inner.steadiness(target, job, round, found);
+    }
+}
+
+/// What is compared with what is not mirrored.
+fn is_plain(target: &str) -> bool {
+    target == PLAIN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> Options {
+        Options {
+            program: "flagstone".into(),
+            results: "results".into(),
+            rtt_us: 300,
+            machine: None,
+            ramp_ms: 1000,
+            runtime_ms: 2000,
+            repetitions: 4,
+        }
+    }
+
+    #[test]
+    fn what_is_kept_says_that_it_is_emulated() {
+        let directory = tempfile::tempdir().unwrap();
+        let (options, never) = (options(), Interrupt::never());
+        let lab = Lab::new(&options, directory.path(), &never).unwrap();
+        let calibrated: Vec<_> = ROWS
+            .iter()
+            .map(|row| Calibrated {
+                size: row.size,
+                published_us: 2000.0,
+                write_latency_us: 1800,
+                way_us: Some(200.0),
+            })
+            .collect();
+        let whole = lab.whole(&calibrated);
+        whole.check().unwrap();
+        for target in &whole.targets {
+            let origin = &whole.origins[&target.address()];
+            assert_eq!(origin.nature, Nature::Emulated);
+            assert!(origin.stack.contains("emulate = ") && origin.stack.contains("# 64K, on"));
+            assert!(origin.stack.len() < flagstone_bench::limits::STACK_BYTES);
+        }
+        assert!(whole.title.contains("EMULATED"));
+    }
+
+    #[test]
+    fn parts_are_all_of_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (options, never) = (options(), Interrupt::never());
+        let lab = Lab::new(&options, directory.path(), &never).unwrap();
+        let whole = lab.whole(&[]);
+        let parts: Vec<_> =
+            [true, false].map(|hot| part(&whole, options.job(&ROWS[1], hot), hot)).into();
+        for plan in &parts {
+            plan.check().unwrap();
+            assert!(is_plain(&plan.targets[0].name), "the others are compared with the first");
+        }
+        assert_eq!(parts[0].targets.len() + parts[1].targets.len(), SETUPS.len() + 1);
+        assert_eq!((parts[0].jobs[0].name.as_str(), parts[1].jobs[0].name.as_str()), ("8k", "8k-cold"));
+    }
+}

@@ -1,0 +1,317 @@
+//! What came out, as data; its JSON form is in `docs/lab.md`.
+
+use flagstone_bench::environment::Environment;
+use flagstone_bench::results::Record;
+use flagstone_bench::stats::{REPETITIONS_LEAST, median, noise_percent};
+use serde::Serialize;
+
+use super::published::{ROWS, Row, latency_overhead, throughput_overhead};
+use super::setup::{MIRROR, NO_LINK, PLAIN, SETUPS};
+use super::{Options, job_name};
+use crate::limits::BUSY_PERCENT;
+
+/// Version of the JSON form.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// How a disk was made to be like the published one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Calibrated {
+    /// For which size of write.
+    pub size: &'static str,
+    /// Average latency that was published of what is not mirrored, in µs.
+    pub published_us: f64,
+    /// The latency that the emulated disk was given, in µs.
+    pub write_latency_us: u64,
+    /// What the way to the disk and back takes on this machine, in µs; none where the disk's
+    /// throughput binds.
+    pub way_us: Option<f64>,
+}
+
+/// A set-up at one size of write: medians of its repetitions.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cell {
+    /// As published.
+    pub size: &'static str,
+    /// Whether two of three writes go to regions that the log does not call hot.
+    pub cold: bool,
+    /// What was measured.
+    pub setup: &'static str,
+    /// How often.
+    pub repetitions: usize,
+    /// 2^20 bytes a second.
+    pub mib_per_s: f64,
+    /// Writes a second.
+    pub iops: f64,
+    /// Mean latency, in ms.
+    pub latency_ms: f64,
+    /// 99th percentile, in ms.
+    pub latency_p99_ms: Option<f64>,
+    /// Standard deviation over mean of the throughput, in %.
+    pub noise_percent: Option<f64>,
+    /// How busy this machine's CPUs were, in %.
+    pub cpu_percent: Option<f64>,
+    /// What is lost of the throughput without a mirror, in %.
+    pub throughput_overhead_percent: Option<f64>,
+    /// What is more than the latency without a mirror, in % of this one.
+    pub latency_overhead_percent: Option<f64>,
+}
+
+/// What the link's delay has of the overhead, in the overhead's own percents.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Link {
+    /// Of the throughput's.
+    pub throughput_percent: f64,
+    /// Of the latency's.
+    pub latency_percent: f64,
+}
+
+/// A row of the published table with what came out here.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Side {
+    /// What was published.
+    pub published: Row,
+    /// With the mirror, here.
+    pub mirror: Option<Cell>,
+    /// Without, here.
+    pub plain: Option<Cell>,
+    /// What the link has of the overhead, here.
+    pub link: Option<Link>,
+}
+
+/// All of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// `mirror`.
+    pub experiment: &'static str,
+    /// Always true: disks and link are.
+    pub emulated: bool,
+    /// The link's round trip, in µs.
+    pub rtt_us: u64,
+    /// The machine type whose limits held, if one was named.
+    pub machine: Option<String>,
+    /// Of this machine.
+    pub cpu_model: String,
+    /// Of this machine.
+    pub cpus: usize,
+    /// Length of each measurement, in ms.
+    pub runtime_ms: u64,
+    /// How the disks were made.
+    pub disks: Vec<Calibrated>,
+    /// The published table beside ours.
+    pub table: Vec<Side>,
+    /// Every set-up at every size.
+    pub cells: Vec<Cell>,
+    /// What the numbers do not say by themselves.
+    pub doubts: Vec<String>,
+}
+
+impl Summary {
+    /// Of the results of a run that may not have been done to its end.
+    pub fn new(
+        options: &Options,
+        disks: Vec<Calibrated>,
+        machine: &Environment,
+        records: &[Record],
+    ) -> Summary {
+        let cells = cells(records);
+        let mut summary = Summary {
+            schema_version: SCHEMA_VERSION,
+            experiment: "mirror",
+            emulated: true,
+            rtt_us: options.rtt_us,
+            machine: options.machine.clone(),
+            cpu_model: machine.cpu_model.clone(),
+            cpus: machine.cpus,
+            runtime_ms: options.runtime_ms,
+            disks,
+            table: ROWS.iter().map(|row| side(row, &cells)).collect(),
+            cells,
+            doubts: Vec::new(),
+        };
+        summary.doubts = summary.doubts();
+        summary
+    }
+
+    fn doubts(&self) -> Vec<String> {
+        let mut doubts = vec![
+            "disks and link are EMULATED: nothing here is a measurement of a cloud".to_owned(),
+            format!(
+                "host, both nodes and the kernel's TCP share the {} CPUs of this machine: {}",
+                self.cpus,
+                self.binding()
+            ),
+            "the published MB/s are of 2^20 bytes (24 in flight over their latencies), and so are \
+             these"
+                .to_owned(),
+            "ack memory is no faster than ack disk here: each write is written through (diskspd -Sh), \
+             and a persistent disk has no volatile cache"
+                .to_owned(),
+            "cold: two of three writes go to a region that the log does not call hot, and wait for \
+             its record; in the other rows all that is written is hot, which takes a `crash_resync` \
+             as large as what is written to"
+                .to_owned(),
+        ];
+        let fewest = self.cells.iter().map(|cell| cell.repetitions).min().unwrap_or(0);
+        if fewest < REPETITIONS_LEAST {
+            doubts.push(format!(
+                "{fewest} repetitions of some: fewer than {REPETITIONS_LEAST} can never show that two \
+                 set-ups differ"
+            ));
+        }
+        if let Some(machine) = &self.machine {
+            doubts.push(format!(
+                "with the limits of {machine}, so what is not mirrored is not the published row"
+            ));
+        }
+        doubts
+    }
+
+    /// Where the CPUs were the limit.
+    fn binding(&self) -> String {
+        let busy: Vec<String> = self
+            .cells
+            .iter()
+            .filter(|cell| cell.cpu_percent.is_some_and(|percent| percent >= BUSY_PERCENT))
+            .map(|cell| format!("{} {}", cell.size, cell.setup))
+            .collect();
+        let most = self.cells.iter().filter_map(|cell| cell.cpu_percent).fold(0.0, f64::max);
+        match busy.len() {
+            0 => format!("they were never busier than {most:.0} %"),
+            _ => format!(
+                "they were {BUSY_PERCENT:.0} % busy or more, and may be what was measured, in: {}",
+                busy.join("; ")
+            ),
+        }
+    }
+}
+
+fn cells(records: &[Record]) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for row in &ROWS {
+        for hot in [true, false] {
+            let plain = cell(records, row, hot, PLAIN);
+            for setup in SETUPS.iter().filter(|setup| setup.is_in(hot)) {
+                let Some(mut cell) = cell(records, row, hot, setup.name) else { continue };
+                if let Some(plain) = plain.as_ref().filter(|_| !super::is_plain(setup.name)) {
+                    cell.throughput_overhead_percent =
+                        Some(throughput_overhead(cell.mib_per_s, plain.mib_per_s));
+                    cell.latency_overhead_percent =
+                        Some(latency_overhead(cell.latency_ms, plain.latency_ms));
+                }
+                cells.push(cell);
+            }
+        }
+    }
+    cells
+}
+
+fn cell(records: &[Record], row: &Row, hot: bool, setup: &'static str) -> Option<Cell> {
+    let job = job_name(row, hot);
+    let of: Vec<&Record> =
+        records.iter().filter(|record| record.job == job && record.target == setup).collect();
+    let middle = |pick: &dyn Fn(&Record) -> Option<f64>| {
+        median(&of.iter().filter_map(|record| pick(record)).collect::<Vec<_>>())
+    };
+    let mib = f64::from(1 << 20);
+    let throughputs: Vec<f64> = of.iter().map(|record| record.mb_per_s * 1e6 / mib).collect();
+    Some(Cell {
+        size: row.size,
+        cold: !hot,
+        setup,
+        repetitions: of.len(),
+        mib_per_s: median(&throughputs)?,
+        iops: middle(&|record| Some(record.iops))?,
+        latency_ms: middle(&|record| Some(record.latency_mean_us / 1e3))?,
+        latency_p99_ms: middle(&|record| Some(record.latency_p99_us? / 1e3)),
+        noise_percent: noise_percent(&throughputs),
+        cpu_percent: middle(&|record| Some(record.measurement.cpu.as_ref()?.busy_percent())),
+        throughput_overhead_percent: None,
+        latency_overhead_percent: None,
+    })
+}
+
+fn side(row: &Row, cells: &[Cell]) -> Side {
+    let find = |setup: &str| {
+        let is = |cell: &&Cell| cell.size == row.size && !cell.cold && cell.setup == setup;
+        cells.iter().find(is).cloned()
+    };
+    let (mirror, plain, no_link) = (find(MIRROR), find(PLAIN), find(NO_LINK));
+    let link = match (&mirror, &plain, &no_link) {
+        (Some(mirror), Some(plain), Some(no_link)) => Some(Link {
+            throughput_percent: 100.0 * (no_link.mib_per_s - mirror.mib_per_s) / plain.mib_per_s,
+            latency_percent: 100.0 * (mirror.latency_ms - no_link.latency_ms) / mirror.latency_ms,
+        }),
+        _ => None,
+    };
+    Side { published: *row, mirror, plain, link }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use flagstone_bench::cpu::CpuUse;
+    use flagstone_bench::job::Job;
+    use flagstone_bench::measurement::Measurement;
+    use flagstone_bench::target::Target;
+
+    /// Twice at 8K: without a mirror 2 ms, with it 2.5, of which the link has 0.3.
+    pub(in crate::mirror) fn example() -> Summary {
+        let record = |setup: &str, job: &str, latency_ms: f64| {
+            let target: Target = format!("{setup}=/x").parse().unwrap();
+            let target = Target { name: setup.to_owned(), ..target };
+            let mut measurement = Measurement::default();
+            measurement.total.latency_mean_us = latency_ms * 1e3;
+            measurement.total.iops = 24e3 / latency_ms;
+            measurement.total.bytes_per_s = 24e3 / latency_ms * 8192.0;
+            measurement.cpu =
+                Some(CpuUse { user_percent: 40.0, kernel_percent: 55.0, idle_percent: 5.0 });
+            let job = Job { name: job.to_owned(), block_bytes: 8192, ..Job::default() };
+            Record::new("mirror", &job, &target, measurement)
+        };
+        let mut records = Vec::new();
+        for _ in 0..2 {
+            records.push(record(PLAIN, "8k", 2.0));
+            records.push(record(MIRROR, "8k", 2.5));
+            records.push(record(NO_LINK, "8k", 2.2));
+            records.push(record(PLAIN, "8k-cold", 2.0));
+            records.push(record("cold, log on persistent disk", "8k-cold", 8.0));
+        }
+        let options = Options {
+            program: "flagstone".into(),
+            results: "results".into(),
+            rtt_us: 300,
+            machine: None,
+            ramp_ms: 1000,
+            runtime_ms: 2000,
+            repetitions: 2,
+        };
+        let machine = Environment { cpus: 2, ..Environment::default() };
+        Summary::new(&options, Vec::new(), &machine, &records)
+    }
+
+    #[test]
+    fn overheads_and_the_links_share_of_them() {
+        let summary = example();
+        let [none, side, _] = &summary.table[..] else { panic!("three sizes") };
+        assert_eq!((none.mirror.as_ref(), none.link), (None, None));
+        let mirror = side.mirror.as_ref().unwrap();
+        assert!((mirror.throughput_overhead_percent.unwrap() - 20.0).abs() < 1e-9);
+        assert!((mirror.latency_overhead_percent.unwrap() - 20.0).abs() < 1e-9);
+        let link = side.link.unwrap();
+        assert!((link.latency_percent - 12.0).abs() < 1e-9);
+        // 100 x (2 / 2.2 - 2 / 2.5)
+        assert!((link.throughput_percent - 10.909).abs() < 1e-3);
+        let cold = summary.cells.iter().find(|c| c.setup.contains("persistent")).unwrap();
+        assert!(cold.cold && (cold.throughput_overhead_percent.unwrap() - 75.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_busy_machine_and_too_few_repetitions_are_told() {
+        let doubts = example().doubts.join("\n");
+        assert!(doubts.contains("EMULATED") && doubts.contains("the 2 CPUs"), "{doubts}");
+        assert!(doubts.contains("90 % busy or more") && doubts.contains("8K mirror"), "{doubts}");
+        assert!(doubts.contains("2 repetitions of some"), "{doubts}");
+    }
+}
