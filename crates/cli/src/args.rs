@@ -14,6 +14,7 @@ use flagstone_control::units::{format_size, parse_block_size, parse_duration};
 
 use crate::bench::args::BenchArgs;
 use crate::doctor::DoctorArgs;
+use crate::lab::args::LabArgs;
 use crate::logging::LogFormat;
 use crate::mirror::args::MirrorArgs;
 use crate::plan::args::PlanArgs;
@@ -50,6 +51,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Measure disks and volumes with fio, and compare the results
     Bench(BenchArgs),
+    /// Run the published experiments on this machine, with emulated disks and links
+    Lab(LabArgs),
     /// Print the completion script of a shell
     Completions(CompletionsArgs),
 }

@@ -8,6 +8,7 @@ mod columns;
 pub mod completions;
 pub mod doctor;
 pub mod exit;
+pub mod lab;
 pub mod load;
 pub mod logging;
 pub mod mirror;

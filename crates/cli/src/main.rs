@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use flagstone_cli::args::{Cli, Command};
-use flagstone_cli::{bench, check, completions, doctor, load, mirror, plan, serve, status};
+use flagstone_cli::{bench, check, completions, doctor, lab, load, mirror, plan, serve, status};
 
 fn main() -> ExitCode {
     // Clap prints its own errors, and leaves with code 2, which is also `Exit::Usage`.
@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Lab(args) => lab::run(&args),
         Command::Completions(args) => completions::run(&args),
     };
     exit.into()

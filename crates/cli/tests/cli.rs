@@ -172,6 +172,10 @@ fn the_documentation_is_what_the_program_takes() {
         let bench = cli.find_subcommand("bench").expect("it is a command");
         options(bench.find_subcommand(name).expect("it is a command"))
     };
+    let lab = |name: &str| {
+        let lab = cli.find_subcommand("lab").expect("it is a command");
+        options(lab.find_subcommand(name).expect("it is a command"))
+    };
     let common: Vec<_> = Acting::augment_args(clap::Command::new("mirror"))
         .get_arguments()
         .map(|argument| argument.get_id().as_str().to_owned())
@@ -210,6 +214,8 @@ fn the_documentation_is_what_the_program_takes() {
         ("options of bench resume".to_owned(), bench("resume")),
         ("options of bench list".to_owned(), bench("list")),
         ("exit codes".to_owned(), exit_codes()),
+        ("options of lab mirror".to_owned(), lab("mirror")),
+        ("options of lab failover".to_owned(), lab("failover")),
         ("options of plan predict".to_owned(), plan("predict")),
         ("options of plan cheapest".to_owned(), plan("cheapest")),
         ("options of plan explain".to_owned(), plan("explain")),

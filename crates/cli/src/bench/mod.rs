@@ -7,7 +7,7 @@ mod list;
 mod origin;
 mod report;
 mod run;
-mod watch;
+pub(crate) mod watch;
 
 use flagstone_bench::Error;
 use flagstone_bench::campaign::Ending;

@@ -11,10 +11,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::output::complain;
 
 /// Shows a campaign to whoever looks at standard error.
-pub(super) struct Watch(ProgressBar);
+pub(crate) struct Watch(ProgressBar);
 
 impl Watch {
-    pub(super) fn new() -> Watch {
+    pub(crate) fn new() -> Watch {
         if !io::stderr().is_terminal() {
             return Watch(ProgressBar::hidden());
         }
@@ -30,7 +30,7 @@ impl Watch {
         self.0.suspend(|| complain(&format!("{text}\n")));
     }
 
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.0.finish_and_clear();
     }
 }

@@ -1,0 +1,142 @@
+//! What `flagstone lab` takes.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use flagstone_bench::units::parse_time_ms;
+
+use crate::bench::args::TableForm;
+
+/// Arguments of `flagstone lab`.
+#[derive(Debug, Args)]
+pub struct LabArgs {
+    /// Which experiment.
+    #[command(subcommand)]
+    pub command: LabCommand,
+}
+
+/// The experiments.
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    /// A mirror against no mirror, on emulated disks, beside the published table
+    Mirror(MirrorArgs),
+    /// A node of a mirror dies under a verifying load, and comes back
+    Failover(FailoverArgs),
+}
+
+/// Arguments of `flagstone lab mirror`.
+#[derive(Debug, Args)]
+pub struct MirrorArgs {
+    /// Round trip of the link between the nodes, such as 0.3ms
+    #[arg(long, value_name = "TIME", default_value = "0.3ms", value_parser = round_trip_us)]
+    pub rtt: u64,
+    /// A machine type of the catalogue gcp-2019, such as c2-standard-8, whose limits hold in place of
+    /// the published disk's
+    #[arg(long, value_name = "NAME")]
+    pub machine: Option<String>,
+    /// Some two minutes: what is shown is a first look, and no difference can be shown by it
+    #[arg(long)]
+    pub short: bool,
+    /// How often each is measured; 4 if not given, 1 with --short
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repetitions: Option<u32>,
+    /// Time that each measurement takes; 10s if not given, 2s with --short
+    #[arg(long, value_name = "TIME", value_parser = measured_time)]
+    pub runtime: Option<u64>,
+    /// Warm-up before each measurement; 2s if not given, 1s with --short
+    #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
+    pub ramp: Option<u64>,
+    /// Directory of the results and the report; one of the experiment's name and the time in
+    /// lab-results if not given
+    #[arg(long, value_name = "DIR")]
+    pub results: Option<PathBuf>,
+    /// Form of the tables
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    pub format: TableForm,
+    /// What was found as JSON on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `flagstone lab failover`.
+#[derive(Debug, Args)]
+pub struct FailoverArgs {
+    /// How long the load goes on before all that it wrote is read back
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = drill_time)]
+    pub time: u64,
+    /// Disks as fast as the files below them, rather than like SSD persistent disks
+    #[arg(long)]
+    pub no_emulation: bool,
+    /// Where the nodes' files are made, 512 MiB together, in a directory that is removed at the end;
+    /// that of temporary files if not given
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Directory of the results and the report; one of the experiment's name and the time in
+    /// lab-results if not given
+    #[arg(long, value_name = "DIR")]
+    pub results: Option<PathBuf>,
+    /// What was found as JSON on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Longest round trip: a write is given up on after seconds.
+const RTT_MOST_US: f64 = 1e6;
+
+/// A time with a fraction, in whole µs: round trips are written as 0.3ms.
+fn round_trip_us(text: &str) -> Result<u64, String> {
+    let wrong = || format!("`{text}` is no round trip: write such as 0.3ms, 300us or 0");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match &text[digits.len()..] {
+        "us" => 1.0,
+        "ms" => 1e3,
+        "s" => 1e6,
+        "" if digits == "0" => 1.0,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = digits.parse().map_err(|_| wrong())?;
+    let us = number * factor;
+    match (0.0..=RTT_MOST_US).contains(&us) {
+        true => Ok(us.round() as u64),
+        false => Err("write a round trip of at most 1s".to_owned()),
+    }
+}
+
+fn measured_time(text: &str) -> Result<u64, String> {
+    match parse_time_ms(text)? {
+        0 => Err("write a time longer than 0, such as 10s".to_owned()),
+        ms => Ok(ms),
+    }
+}
+
+/// Shortest and longest drill, in ms: a silent peer is found dead after two seconds, so less has no
+/// room for all that happens, and more is a picture of little.
+const DRILL_MS: std::ops::RangeInclusive<u64> = 10_000..=3_600_000;
+
+fn drill_time(text: &str) -> Result<u64, String> {
+    match parse_time_ms(text)? {
+        ms if DRILL_MS.contains(&ms) => Ok(ms),
+        _ => Err("write a time from 10s to 1h".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trips_have_fractions() {
+        for (text, us) in [("0.3ms", 300), ("300us", 300), ("0", 0), ("0.08s", 80_000)] {
+            assert_eq!(round_trip_us(text), Ok(us), "{text}");
+        }
+        for text in ["", "0.3", "ms", "-1ms", "2s", "nanms", "1m", "infs"] {
+            assert!(round_trip_us(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn drills_have_room_for_what_happens() {
+        assert_eq!(drill_time("20s"), Ok(20_000));
+        assert!(drill_time("9s").is_err() && drill_time("2h").is_err());
+    }
+}

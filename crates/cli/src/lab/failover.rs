@@ -1,0 +1,115 @@
+//! `flagstone lab failover`.
+
+use std::io::{self, IsTerminal};
+
+use flagstone_bench::os::Interrupt;
+use flagstone_bench::units::format_number;
+use flagstone_lab::Error;
+use flagstone_lab::failover::{self, Follower, Options, Summary, timeline};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::args::FailoverArgs;
+use crate::exit::Exit;
+use crate::output::{complain, print};
+
+pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
+    let options = Options {
+        program: super::program()?,
+        scratch: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+        seconds: args.time as f64 / 1e3,
+        emulate: !args.no_emulation,
+    };
+    let interrupt = Interrupt::catch()?;
+    let mut steps = Steps::new();
+    let ended = failover::run(&options, &mut steps, &interrupt);
+    steps.clear();
+    let outcome = ended?;
+    let directory = super::results(args.results.as_ref(), "failover");
+    outcome.keep(&directory)?;
+    let report = super::report(&directory)?;
+    let summary = &outcome.summary;
+    let shown = match args.json {
+        true => serde_json::to_string_pretty(summary).expect("a summary is always JSON") + "\n",
+        false => text(summary),
+    };
+    let exit = if summary.is_right() { Exit::Success } else { Exit::VerifyFailed };
+    let exit = print(&shown, exit);
+    complain(&format!(
+        "results and timeline.svg are in {}; the report is {}\n",
+        directory.display(),
+        report.display()
+    ));
+    Ok(exit)
+}
+
+/// The most important first.
+fn text(summary: &Summary) -> String {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let disks = match summary.emulated {
+        true => "disks are EMULATED",
+        false => "the nodes' disks are files of this machine",
+    };
+    format!(
+        "{}\n\
+         took over        {:>8} ms   from the death of the source to the end of the failover\n\
+         longest wait     {:>8} ms   of a request of the host\n\
+         resynced         {:>8.1} MiB  of {:.1}, in sync {} ms after the dead node's start\n\
+         switched back    {:>8} ms   planned\n\
+         {disks}; host and nodes are processes of one machine\n\n{}",
+        summary.verdict(),
+        format_number(summary.failover_ms, 0),
+        format_number(summary.longest_ms, 0),
+        mib(summary.resynced_bytes),
+        mib(summary.volume_bytes),
+        format_number(summary.return_ms, 0),
+        format_number(summary.switchover_ms, 0),
+        timeline::text(summary),
+    )
+}
+
+/// Progress: a line that changes on a terminal, lines elsewhere.
+struct Steps {
+    bar: Option<ProgressBar>,
+    done: usize,
+}
+
+impl Steps {
+    fn new() -> Steps {
+        let bar = io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(failover::STEPS as u64);
+            bar.set_draw_target(ProgressDrawTarget::stderr());
+            if let Ok(style) = ProgressStyle::with_template("{bar:20} {elapsed} {msg}") {
+                bar.set_style(style);
+            }
+            bar
+        });
+        Steps { bar, done: 0 }
+    }
+
+    fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Follower for Steps {
+    fn begin(&mut self, what: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(what.to_owned());
+            bar.tick();
+        }
+    }
+
+    fn end(&mut self, what: &str) {
+        self.done += 1;
+        let line = format!("[{}/{}] {what}\n", self.done, failover::STEPS);
+        match &self.bar {
+            Some(bar) => {
+                bar.suspend(|| complain(&line));
+                bar.inc(1);
+            }
+            None => complain(&line),
+        }
+    }
+}
