@@ -34,6 +34,9 @@ pub enum Error {
         /// What is wrong.
         detail: String,
     },
+    /// The drill of the lab failed.
+    #[error(transparent)]
+    Lab(flagstone_lab::Error),
     /// A file or directory.
     #[error("{what}: {cause}")]
     Io {
@@ -52,5 +55,17 @@ impl Error {
 
     pub(crate) fn unexpected(what: impl Into<String>, detail: impl ToString) -> Error {
         Error::Unexpected { what: what.into(), detail: detail.to_string() }
+    }
+}
+
+impl From<flagstone_bench::Error> for Error {
+    fn from(error: flagstone_bench::Error) -> Error {
+        flagstone_lab::Error::from(error).into()
+    }
+}
+
+impl From<flagstone_lab::Error> for Error {
+    fn from(error: flagstone_lab::Error) -> Error {
+        if error.is_interruption() { Error::Interrupted } else { Error::Lab(error) }
     }
 }

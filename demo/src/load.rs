@@ -48,7 +48,6 @@ struct Operation {
 struct Latency {
     mean: f64,
     p99: f64,
-    max: f64,
 }
 
 #[derive(Deserialize)]
@@ -119,63 +118,6 @@ pub fn verify(
             violations: verify.violations,
         }),
         _ => Err(ended.failure(what)),
-    }
-}
-
-/// A verifying load that runs.
-pub struct Verifying {
-    running: process::Begun,
-}
-
-/// What it came to.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Ended {
-    /// What was found.
-    pub verified: Verified,
-    /// Requests that failed.
-    pub errors: u64,
-    /// The longest time that a request took, in µs.
-    pub longest_us: f64,
-}
-
-/// Begins what [`verify`] does, while other things happen.
-///
-/// # Errors
-/// That it cannot be started.
-pub fn begin_verify(
-    flagstone: &Path,
-    target: &str,
-    size_bytes: u64,
-    seconds: f64,
-) -> Result<Verifying, Error> {
-    let mut load = command(flagstone, target);
-    load.args(["--rw", "randrw", "--bs", "4k", "--depth", "8", "--verify"])
-        .args(["--size", &size_bytes.to_string()])
-        .args(["--time", &format!("{}ms", (seconds * 1e3) as u64)]);
-    Ok(Verifying { running: process::begin(&mut load)? })
-}
-
-impl Verifying {
-    /// Waits for its end.
-    ///
-    /// # Errors
-    /// As [`verify`].
-    pub fn end(self, interrupt: &Interrupt) -> Result<Ended, Error> {
-        let what = "verifying with flagstone load";
-        let ended = self.running.end(interrupt)?;
-        let output = parse(&ended, what)?;
-        match (output.verify, output.total) {
-            (Some(verify), Some(total)) if verify.read_back => Ok(Ended {
-                verified: Verified {
-                    blocks_written: verify.blocks_written,
-                    blocks_checked: verify.blocks_checked,
-                    violations: verify.violations,
-                },
-                errors: output.errors.len() as u64,
-                longest_us: total.latency_us.max,
-            }),
-            _ => Err(ended.failure(what)),
-        }
     }
 }
 

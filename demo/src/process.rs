@@ -3,11 +3,9 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+pub use flagstone_bench::os::Interrupt;
 
 use crate::Error;
 
@@ -15,33 +13,6 @@ use crate::Error;
 const LOOK: Duration = Duration::from_millis(20);
 /// How much of what a failed program said is shown, in bytes.
 const SAID_BYTES: usize = 2000;
-
-/// Whether the user wants to stop.
-#[derive(Clone, Debug)]
-pub struct Interrupt(Arc<AtomicBool>);
-
-impl Interrupt {
-    /// Catches SIGINT, SIGTERM and SIGHUP, so that what was made is cleaned up.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn catch() -> Result<Interrupt, Error> {
-        let flag = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, flag.clone())
-                .map_err(Error::io("cannot catch signals"))?;
-        }
-        Ok(Interrupt(flag))
-    }
-
-    /// Fails once the user wants to stop.
-    ///
-    /// # Errors
-    /// [`Error::Interrupted`].
-    pub fn check(&self) -> Result<(), Error> {
-        if self.0.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
-    }
-}
 
 /// A program that is killed when this is dropped.
 #[derive(Debug)]
