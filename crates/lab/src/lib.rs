@@ -11,14 +11,17 @@
 //! - every process that is started is stopped, whatever happens, and scratch files are removed.
 //!
 //! Read in this order: [`node`] (a node as a process, by [`process`]), [`mirror`] (experiment A),
-//! [`failover`] (a node dies under a verifying load). [`error`] is what can go wrong, [`limits`]
+//! [`failover`] (a node dies under a verifying load),
+//! [`provisioned`] (experiment C). [`error`] is what can go wrong, [`limits`]
 //! every bound.
 
 pub mod error;
 pub mod failover;
+mod follow;
 pub mod limits;
 pub mod mirror;
 pub mod node;
 pub mod process;
+pub mod provisioned;
 
 pub use error::Error;

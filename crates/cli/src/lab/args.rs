@@ -22,6 +22,8 @@ pub enum LabCommand {
     Mirror(MirrorArgs),
     /// A node of a mirror dies under a verifying load, and comes back
     Failover(FailoverArgs),
+    /// What a larger disk brings: two emulated disks, the formula, and what was published
+    Provisioned(ProvisionedArgs),
 }
 
 /// Arguments of `flagstone lab mirror`.
@@ -75,6 +77,30 @@ pub struct FailoverArgs {
     /// lab-results if not given
     #[arg(long, value_name = "DIR")]
     pub results: Option<PathBuf>,
+    /// What was found as JSON on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `flagstone lab provisioned`.
+#[derive(Debug, Args)]
+pub struct ProvisionedArgs {
+    /// Under half a minute: a first look
+    #[arg(long)]
+    pub short: bool,
+    /// How often each is measured; 4 if not given, 1 with --short
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repetitions: Option<u32>,
+    /// Time that each measurement takes; 1m as published if not given, 5s with --short
+    #[arg(long, value_name = "TIME", value_parser = measured_time)]
+    pub runtime: Option<u64>,
+    /// Directory of the results and the report; one of the experiment's name and the time in
+    /// lab-results if not given
+    #[arg(long, value_name = "DIR")]
+    pub results: Option<PathBuf>,
+    /// Form of the tables
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    pub format: TableForm,
     /// What was found as JSON on standard output
     #[arg(long)]
     pub json: bool,

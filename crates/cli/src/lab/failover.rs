@@ -29,7 +29,7 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
     let report = super::report(&directory)?;
     let summary = &outcome.summary;
     let shown = match args.json {
-        true => serde_json::to_string_pretty(summary).expect("a summary is always JSON") + "\n",
+        true => super::json(summary),
         false => text(summary),
     };
     let exit = if summary.is_right() { Exit::Success } else { Exit::VerifyFailed };

@@ -3,14 +3,18 @@
 pub mod args;
 mod failover;
 mod mirror;
+mod provisioned;
 
 use std::path::{Path, PathBuf};
 
 use flagstone_bench::Error as BenchError;
+use flagstone_bench::campaign::Ending;
 use flagstone_bench::os::unix_seconds;
 use flagstone_bench::report::{Report, Run};
+use flagstone_bench::table::{Form, Table};
 use flagstone_bench::units::format_utc;
 use flagstone_lab::Error;
+use serde::Serialize;
 
 use self::args::{LabArgs, LabCommand};
 use crate::exit::Exit;
@@ -21,6 +25,7 @@ pub fn run(args: &LabArgs) -> Exit {
     let ended = match &args.command {
         LabCommand::Mirror(args) => mirror::run(args),
         LabCommand::Failover(args) => failover::run(args),
+        LabCommand::Provisioned(args) => provisioned::run(args),
     };
     ended.unwrap_or_else(|error| {
         complain(&format!("flagstone: error: {error}\n"));
@@ -44,6 +49,36 @@ fn results(asked: Option<&PathBuf>, experiment: &str) -> PathBuf {
         let name = format!("{experiment}-{}", format_utc(unix_seconds()));
         PathBuf::from("lab-results").join(name)
     })
+}
+
+/// After a failure: what was measured before it is kept.
+fn tell_of_results(directory: &Path) {
+    if directory.exists() {
+        complain(&format!("what was measured is in {}\n", directory.display()));
+    }
+}
+
+/// A summary as JSON.
+fn json(summary: &impl Serialize) -> String {
+    serde_json::to_string_pretty(summary).expect("a summary is always JSON") + "\n"
+}
+
+/// Tables, and what they do not say by themselves.
+fn text(tables: &[Table], doubts: &[String], form: Form) -> String {
+    let mut all: Vec<String> = tables.iter().map(|table| table.write(form)).collect();
+    // What reads CSV reads tables alone.
+    if form != Form::Csv {
+        all.push(doubts.iter().map(|doubt| format!("- {doubt}.\n")).collect());
+    }
+    all.join("\n")
+}
+
+/// How the program ends when a campaign did.
+fn exit_of(ending: Ending) -> Exit {
+    match ending {
+        Ending::Complete => Exit::Success,
+        Ending::Interrupted => Exit::Interrupted,
+    }
 }
 
 /// Makes the HTML report of a directory of results, in it; gives where it is.

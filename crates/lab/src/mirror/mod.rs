@@ -24,14 +24,14 @@ use flagstone_bench::generator::Generator;
 use flagstone_bench::job::{Job, Pattern};
 use flagstone_bench::nature::{Nature, Origin};
 use flagstone_bench::os::Interrupt;
-use flagstone_bench::results::{Record, SCHEMA_VERSION, Store};
-use flagstone_bench::stats::Steady;
+use flagstone_bench::results::{SCHEMA_VERSION, Store};
 use flagstone_bench::target::{Place, Target};
 
 use self::published::{IN_FLIGHT, ROWS, Row};
 use self::setup::{COLD_BYTES, Disks, HOT_BYTES, Mirror, PLAIN, SETUPS, Setup};
 use self::summary::{Calibrated, Summary};
 use crate::Error;
+use crate::follow::Follow;
 use crate::limits::LATENCY_LEAST_US;
 use crate::node::{Pair, device};
 
@@ -224,7 +224,7 @@ impl Lab<'_> {
                 initiator: &Initiator::of_machine(),
                 interrupt: self.interrupt,
             };
-            let mut follow = Follow { inner: watcher, later_s };
+            let mut follow = Follow { inner: &mut *watcher, later_s };
             if campaign.run(&mut follow)? == Ending::Interrupted {
                 return Ok(Ending::Interrupted);
             }
@@ -285,34 +285,6 @@ fn part(whole: &Plan, job: Job, hot: bool) -> Plan {
         |target: &&Target| SETUPS.iter().any(|s| s.name == target.name && s.is_in(hot));
     let targets = whole.targets.iter().filter(takes_part).cloned().collect();
     Plan { jobs: vec![job], targets, ..whole.clone() }
-}
-
-/// Passes on what happens in one campaign of several.
-struct Follow<'a> {
-    inner: &'a mut dyn Watcher,
-    /// What the others take.
-    later_s: f64,
-}
-
-impl Watcher for Follow<'_> {
-    /// What a campaign says of served volumes, that they are not filled: a resync has just done it.
-    fn note(&mut self, _: &str) {}
-
-    fn begin(&mut self, what: &str, remaining_s: f64) {
-        self.inner.begin(what, remaining_s + self.later_s);
-    }
-
-    fn tick(&mut self) {
-        self.inner.tick();
-    }
-
-    fn done(&mut self, record: &Record) {
-        self.inner.done(record);
-    }
-
-    fn steadiness(&mut self, target: &str, job: &str, round: u32, found: Option<Steady>) {
-        self.inner.steadiness(target, job, round, found);
-    }
 }
 
 /// What is compared with what is not mirrored.
