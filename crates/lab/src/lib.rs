@@ -24,4 +24,21 @@ pub mod node;
 pub mod process;
 pub mod provisioned;
 
+use std::path::Path;
+
 pub use error::Error;
+
+/// Refuses a directory that has results already, before anything is done that would be in vain.
+///
+/// # Errors
+/// A mistake of the request.
+pub fn check_is_new(results: &Path) -> Result<(), Error> {
+    match results.join("campaign.json").exists() {
+        false => Ok(()),
+        true => Err(flagstone_bench::Error::usage(format!(
+            "{} has results already: name another directory",
+            results.display()
+        ))
+        .into()),
+    }
+}

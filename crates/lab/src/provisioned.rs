@@ -149,8 +149,8 @@ pub fn run(
     server.configure(&(head + &volumes))?;
     let plan = plan(options, ports, fio.is_some())?;
     plan.check()?;
-    server.start(interrupt)?;
     let store = Store::create(&options.results, &plan)?;
+    server.start(interrupt)?;
     let generator = Generator { program: options.program.clone() };
     let campaign = Campaign {
         plan: &plan,

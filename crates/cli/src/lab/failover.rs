@@ -19,12 +19,13 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
         seconds: args.time as f64 / 1e3,
         emulate: !args.no_emulation,
     };
+    let directory = super::results(args.results.as_ref(), "failover");
+    flagstone_lab::check_is_new(&directory)?;
     let interrupt = Interrupt::catch()?;
     let mut steps = Steps::new();
     let ended = failover::run(&options, &mut steps, &interrupt);
     steps.clear();
     let outcome = ended?;
-    let directory = super::results(args.results.as_ref(), "failover");
     outcome.keep(&directory)?;
     let report = super::report(&directory)?;
     let summary = &outcome.summary;

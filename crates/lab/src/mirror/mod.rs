@@ -17,6 +17,7 @@ pub mod tables;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use flagstone_bench::Error as BenchError;
 use flagstone_bench::attach::{Choice, Initiator};
 use flagstone_bench::campaign::{Campaign, Ending, Plan, Watcher};
 use flagstone_bench::environment;
@@ -26,9 +27,12 @@ use flagstone_bench::nature::{Nature, Origin};
 use flagstone_bench::os::Interrupt;
 use flagstone_bench::results::{SCHEMA_VERSION, Store};
 use flagstone_bench::target::{Place, Target};
+use flagstone_cloud::{Catalogue, Configuration};
 
 use self::published::{IN_FLIGHT, ROWS, Row};
-use self::setup::{COLD_BYTES, Disks, HOT_BYTES, Mirror, PLAIN, SETUPS, Setup};
+use self::setup::{
+    CATALOGUE, COLD_BYTES, DISK_BYTES, Disks, HOT_BYTES, Mirror, PLAIN, SETUPS, Setup, TYPE,
+};
 use self::summary::{Calibrated, Summary};
 use crate::Error;
 use crate::follow::Follow;
@@ -60,6 +64,15 @@ pub struct Options {
 }
 
 impl Options {
+    /// That the catalogue has the machine that was named.
+    fn check_machine(&self) -> Result<(), Error> {
+        let Some(machine) = &self.machine else { return Ok(()) };
+        let catalogue = Catalogue::builtin(CATALOGUE).expect("a catalogue of the program");
+        Configuration::new(catalogue, TYPE, DISK_BYTES, machine)
+            .map(drop)
+            .map_err(|error| BenchError::usage(format!("--machine={machine}: {error}")).into())
+    }
+
     /// How long it takes at least, in seconds.
     pub fn seconds(&self) -> f64 {
         let measured: f64 = ROWS.iter().map(|row| self.row_seconds(row)).sum();
@@ -118,6 +131,8 @@ pub fn run(
     watcher: &mut dyn Watcher,
     interrupt: &Interrupt,
 ) -> Result<Outcome, Error> {
+    crate::check_is_new(&options.results)?;
+    options.check_machine()?;
     let scratch =
         tempfile::Builder::new().prefix("flagstone-lab-").tempdir().map_err(Error::system(
             "cannot make a directory for the nodes: set TMPDIR to a place where one may write",

@@ -24,6 +24,12 @@ const SPARE_BYTES: u64 = 16 << 20;
 const DISK_BYTES_PER_S: u64 = 251_679_000;
 /// IOPS of 500 GB of it, at 30 a GB, and of N2-standard-8.
 const DISK_IOPS: u64 = 15_000;
+/// What it is called in the catalogue, and how large it is, where a machine's limits are taken.
+pub const TYPE: &str = "pd-ssd";
+/// See [`TYPE`].
+pub const DISK_BYTES: u64 = 500_000_000_000;
+/// The catalogue of the time of the report.
+pub const CATALOGUE: &str = "gcp-2019";
 /// How long its reads take; none is measured.
 const READ_LATENCY_US: u64 = 800;
 /// How long a write to a local SSD takes: no source says; SSDs of this kind take less than 100 µs
@@ -129,8 +135,8 @@ impl Disks {
             format!("write_latency = \"{write_us}us\", read_latency = \"{READ_LATENCY_US}us\"");
         match &self.machine {
             Some(machine) => format!(
-                "emulate = {{ like = \"pd-ssd\", size = \"500GB\", machine = {machine:?}, \
-                 catalog = \"gcp-2019\", {latency} }}\n"
+                "emulate = {{ like = \"{TYPE}\", size = {DISK_BYTES}, machine = {machine:?}, \
+                 catalog = \"{CATALOGUE}\", {latency} }}\n"
             ),
             None => format!(
                 "limit = {{ iops = {DISK_IOPS}, throughput = \"{DISK_BYTES_PER_S}B/s\" }}\n\

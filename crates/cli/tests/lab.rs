@@ -1,0 +1,178 @@
+//! `flagstone lab` as its users see it: short runs with real nodes. What is asserted never depends
+//! on how fast the machine is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// A directory in which commands are run, with its own place for the nodes' files.
+struct Lab {
+    directory: tempfile::TempDir,
+}
+
+impl Lab {
+    fn new() -> Lab {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+        fs::create_dir(directory.path().join("scratch")).expect("it can be made");
+        Lab { directory }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
+        command.args(line.split_whitespace()).current_dir(self.directory.path());
+        // The sockets of the nodes are here, and their paths have at most 108 bytes.
+        command.env("TMPDIR", self.path("scratch")).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, line: &str) -> Output {
+        self.command(line).output().expect("it runs")
+    }
+
+    fn json(&self, line: &str) -> Value {
+        let output = self.run(line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{line}: {}\n{errors}", output.status);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}\n{errors}"))
+    }
+
+    fn report(&self) -> String {
+        fs::read_to_string(self.path("results/report.html")).expect("there is a report")
+    }
+
+    /// Processes that were started in here and are still there: their command lines name it.
+    fn left_behind(&self) -> Vec<String> {
+        let scratch = self.path("scratch").display().to_string();
+        let line = |process: fs::DirEntry| fs::read(process.path().join("cmdline")).ok();
+        fs::read_dir("/proc")
+            .expect("there is /proc")
+            .filter_map(|entry| line(entry.ok()?))
+            .map(|line| String::from_utf8_lossy(&line).replace('\0', " "))
+            .filter(|line| line.contains(&scratch))
+            .collect()
+    }
+
+    /// Nothing runs, and no file of a node is left.
+    fn is_clean(&self) {
+        assert_eq!(self.left_behind(), Vec::<String>::new());
+        let files: Vec<_> = fs::read_dir(self.path("scratch"))
+            .expect("it is there")
+            .map(|entry| entry.expect("an entry").path())
+            .collect();
+        assert_eq!(files, Vec::<PathBuf>::new());
+    }
+}
+
+const MIRROR: &str = "lab mirror --runtime 100ms --ramp 0 --repetitions 1 --results results";
+
+#[test]
+fn a_mirror_beside_the_published_one() {
+    let lab = Lab::new();
+    let summary = lab.json(&format!("{MIRROR} --json"));
+    assert_eq!((&summary["schema_version"], &summary["emulated"]), (&1.into(), &true.into()));
+    let table = summary["table"].as_array().expect("rows");
+    assert_eq!(table.len(), 3);
+    for row in table {
+        assert!(row["mirror"]["mib_per_s"].as_f64().expect("a number") > 0.0);
+        assert!(row["plain"]["latency_ms"].as_f64().expect("a number") > 0.0);
+        assert!(row["link"]["latency_percent"].is_number());
+    }
+    // Five with everything hot, four cold, of three sizes.
+    assert_eq!(summary["cells"].as_array().expect("cells").len(), 27);
+    let report = lab.report();
+    assert!(report.contains("EMULATED") && report.contains("SIOS DataKeeper"));
+    let again = lab.run(&format!("{MIRROR} --json"));
+    assert_eq!(again.status.code(), Some(2), "results are not overwritten");
+    lab.is_clean();
+}
+
+#[test]
+fn an_unknown_machine_is_told() {
+    let lab = Lab::new();
+    let output = lab.run(&format!("{MIRROR} --machine z9-standard-8"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("--machine=z9-standard-8: "), "{errors}");
+    assert!(!lab.path("results").exists());
+    lab.is_clean();
+}
+
+#[test]
+fn nothing_is_lost_when_a_node_dies() {
+    let lab = Lab::new();
+    let summary = lab.json("lab failover --time 10s --no-emulation --results results --json");
+    assert_eq!((&summary["wrong_blocks"], &summary["errors"]), (&0.into(), &0.into()));
+    assert!(summary["blocks_checked"].as_u64().expect("a number") > 0);
+    let happened: Vec<_> = summary["events"]
+        .as_array()
+        .expect("events")
+        .iter()
+        .map(|event| event["what"].as_str().expect("words"))
+        .collect();
+    let expected = [
+        "node-a is killed",
+        "node-b serves",
+        "node-a returns",
+        "both in sync",
+        "switchover to node-a",
+    ];
+    assert_eq!(happened, expected);
+    let (copied, all) = (&summary["resynced_bytes"], &summary["volume_bytes"]);
+    assert!(copied.as_u64() < all.as_u64(), "only what may differ is copied");
+    let picture = fs::read_to_string(lab.path("results/timeline.svg")).expect("a picture");
+    assert!(picture.contains("node-a is killed") && picture.contains("nothing lost"));
+    assert!(lab.report().contains("flagstone load"));
+    lab.is_clean();
+}
+
+#[test]
+fn two_sizes_of_disk_are_judged() {
+    let lab = Lab::new();
+    let line = "lab provisioned --runtime 200ms --repetitions 1 --results results --json";
+    let summary = lab.json(line);
+    let rows = summary["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        assert!(row["measured"]["iops"].as_f64().expect("a number") > 0.0);
+        assert_eq!(row["formula"]["verdict"], "as-predicted");
+        assert_eq!(row["published"]["verdict"], "above");
+    }
+    assert!(lab.report().contains("EMULATED"));
+    lab.is_clean();
+}
+
+/// Waits until a file is there, for as long as the program runs.
+#[allow(clippy::disallowed_methods, reason = "a test waits for another program")]
+fn wait_for(path: &Path, child: &mut Child) {
+    while !path.exists() {
+        assert!(child.try_wait().expect("it can be asked").is_none(), "it ended before");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn what_is_interrupted_leaves_nothing_behind_but_its_results() {
+    let lab = Lab::new();
+    let mut command = lab.command("lab mirror --runtime 1h --ramp 0 --results results");
+    let mut child = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    wait_for(&lab.path("results/environment.json"), &mut child);
+    assert!(!lab.left_behind().is_empty(), "the nodes run");
+    let pid = child.id().to_string();
+    let killed = Command::new("kill").args(["-INT", &pid]).status().expect("kill runs");
+    assert!(killed.success());
+    let status = child.wait().expect("it ends");
+    assert_eq!(status.code(), Some(4));
+    assert!(lab.path("results/campaign.json").exists());
+    lab.is_clean();
+}
