@@ -217,6 +217,7 @@ fn the_documentation_is_what_the_program_takes() {
         ("options of lab mirror".to_owned(), lab("mirror")),
         ("options of lab failover".to_owned(), lab("failover")),
         ("options of lab provisioned".to_owned(), lab("provisioned")),
+        ("options of lab limits".to_owned(), lab("limits")),
         ("options of plan predict".to_owned(), plan("predict")),
         ("options of plan cheapest".to_owned(), plan("cheapest")),
         ("options of plan explain".to_owned(), plan("explain")),

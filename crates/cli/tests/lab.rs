@@ -148,6 +148,19 @@ fn two_sizes_of_disk_are_judged() {
     lab.is_clean();
 }
 
+#[test]
+fn rows_of_the_page_are_measured() {
+    let lab = Lab::new();
+    let line = "lab limits --runtime 100ms --ramp 0 --results results --json";
+    let summary = lab.json(line);
+    let cells = summary["cells"].as_array().expect("cells");
+    assert_eq!(cells.len(), 45);
+    assert!(cells.iter().all(|cell| cell["measured"].as_f64().expect("a number") > 0.0));
+    assert!(summary["doubts"][0].as_str().expect("a sentence").contains("of 45 cells"));
+    assert!(lab.report().contains("EMULATED"));
+    lab.is_clean();
+}
+
 /// Waits until a file is there, for as long as the program runs.
 #[allow(clippy::disallowed_methods, reason = "a test waits for another program")]
 fn wait_for(path: &Path, child: &mut Child) {

@@ -12,7 +12,7 @@
 //!
 //! Read in this order: [`node`] (a node as a process, by [`process`]), [`mirror`] (experiment A),
 //! [`failover`] (a node dies under a verifying load),
-//! [`provisioned`] (experiment C). [`error`] is what can go wrong, [`limits`]
+//! [`provisioned`] (experiment C), [`page`] (experiment D). [`error`] is what can go wrong, [`limits`]
 //! every bound.
 
 pub mod error;
@@ -21,6 +21,7 @@ mod follow;
 pub mod limits;
 pub mod mirror;
 pub mod node;
+pub mod page;
 pub mod process;
 pub mod provisioned;
 

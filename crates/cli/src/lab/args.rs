@@ -24,6 +24,8 @@ pub enum LabCommand {
     Failover(FailoverArgs),
     /// What a larger disk brings: two emulated disks, the formula, and what was published
     Provisioned(ProvisionedArgs),
+    /// The limits of cloud disks: rows of the page's tables, emulated and measured
+    Limits(LimitsArgs),
 }
 
 /// Arguments of `flagstone lab mirror`.
@@ -94,6 +96,33 @@ pub struct ProvisionedArgs {
     /// Time that each measurement takes; 1m as published if not given, 5s with --short
     #[arg(long, value_name = "TIME", value_parser = measured_time)]
     pub runtime: Option<u64>,
+    /// Directory of the results and the report; one of the experiment's name and the time in
+    /// lab-results if not given
+    #[arg(long, value_name = "DIR")]
+    pub results: Option<PathBuf>,
+    /// Form of the tables
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    pub format: TableForm,
+    /// What was found as JSON on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `flagstone lab limits`.
+#[derive(Debug, Args)]
+pub struct LimitsArgs {
+    /// Some two minutes: a first look
+    #[arg(long)]
+    pub short: bool,
+    /// How often each is measured
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repetitions: u32,
+    /// Time that each measurement takes; 5s if not given, 2s with --short
+    #[arg(long, value_name = "TIME", value_parser = measured_time)]
+    pub runtime: Option<u64>,
+    /// Warm-up before each measurement; 1s if not given, 0.5s with --short
+    #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
+    pub ramp: Option<u64>,
     /// Directory of the results and the report; one of the experiment's name and the time in
     /// lab-results if not given
     #[arg(long, value_name = "DIR")]

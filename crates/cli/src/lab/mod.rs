@@ -2,6 +2,7 @@
 
 pub mod args;
 mod failover;
+mod limits;
 mod mirror;
 mod provisioned;
 
@@ -26,6 +27,7 @@ pub fn run(args: &LabArgs) -> Exit {
         LabCommand::Mirror(args) => mirror::run(args),
         LabCommand::Failover(args) => failover::run(args),
         LabCommand::Provisioned(args) => provisioned::run(args),
+        LabCommand::Limits(args) => limits::run(args),
     };
     ended.unwrap_or_else(|error| {
         complain(&format!("flagstone: error: {error}\n"));
