@@ -88,6 +88,7 @@ pub(crate) fn run(
 ) -> Result<Survived, Error> {
     let options = Options {
         program: flagstone.to_owned(),
+        command: "make demo".to_owned(),
         scratch: directory.to_owned(),
         seconds: LOAD_SECONDS,
         emulate: false,

@@ -88,6 +88,9 @@ fn a_mirror_beside_the_published_one() {
     assert_eq!(summary["cells"].as_array().expect("cells").len(), 27);
     let report = lab.report();
     assert!(report.contains("EMULATED") && report.contains("SIOS DataKeeper"));
+    assert!(report.contains(MIRROR), "what to type to do it again");
+    let resumed = lab.run("bench resume results");
+    assert_eq!(resumed.status.code(), Some(2), "its nodes are there no more");
     let again = lab.run(&format!("{MIRROR} --json"));
     assert_eq!(again.status.code(), Some(2), "results are not overwritten");
     lab.is_clean();

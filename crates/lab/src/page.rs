@@ -135,6 +135,8 @@ impl Disk {
 pub struct Options {
     /// The `flagstone` program.
     pub program: PathBuf,
+    /// What was typed, for whoever wants to do it again.
+    pub command: String,
     /// Where the results go: a directory without results.
     pub results: PathBuf,
     /// Warm-up of each measurement, in ms.
@@ -182,6 +184,7 @@ impl Options {
             file_bytes: VOLUME_BYTES,
             initiator: Choice::Flagstone,
             origins: origins.collect::<BTreeMap<_, _>>(),
+            command: Some(self.command.clone()),
             destroy: DISKS.iter().map(address).collect(),
         }
     }
@@ -406,6 +409,7 @@ mod tests {
         }
         let options = Options {
             program: "flagstone".into(),
+            command: "flagstone lab".to_owned(),
             results: "results".into(),
             ramp_ms: 0,
             runtime_ms: 100,

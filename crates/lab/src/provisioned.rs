@@ -56,6 +56,8 @@ pub const PUBLISHED: [(u32, f64, f64); 2] = [(200, 309.0, 150.0), (600, 745.0, 4
 pub struct Options {
     /// The `flagstone` program.
     pub program: PathBuf,
+    /// What was typed, for whoever wants to do it again.
+    pub command: String,
     /// Where the results go: a directory without results.
     pub results: PathBuf,
     /// Warm-up of each measurement, in ms.
@@ -215,6 +217,7 @@ fn plan(options: &Options, [nvme_tcp, nbd]: [u16; 2], with_fio: bool) -> Result<
         repetitions: options.repetitions,
         initiator: Choice::Flagstone,
         origins: origins.collect::<BTreeMap<_, _>>(),
+        command: Some(options.command.clone()),
         ..Plan::new(&suite, targets, FILE_BYTES)
     })
 }
@@ -360,6 +363,7 @@ mod tests {
     fn it_is_the_walk_throughs_job_on_emulated_disks() {
         let options = Options {
             program: "flagstone".into(),
+            command: "flagstone lab".to_owned(),
             results: "results".into(),
             ramp_ms: 1000,
             runtime_ms: 3000,

@@ -48,6 +48,10 @@ pub struct Plan {
     /// What the user told of disks that cannot be looked into, by how they are written.
     #[serde(default)]
     pub origins: BTreeMap<String, Origin>,
+    /// What made it and would make it again, where that is no `flagstone bench run`: its targets
+    /// were there for it alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
     /// Disks whose data may be destroyed. It is never kept: what a disk holds when a run is resumed
     /// is not what the user once agreed to lose.
     #[serde(skip)]
@@ -80,6 +84,7 @@ impl Plan {
             file_bytes,
             initiator: Choice::default(),
             origins: BTreeMap::new(),
+            command: None,
             destroy: Vec::new(),
         }
     }

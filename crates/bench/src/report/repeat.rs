@@ -7,8 +7,11 @@ use crate::fio::arguments::shell;
 use crate::job::Job;
 use crate::suite;
 
-/// The `flagstone bench run` that makes a plan, and what has to be known of it.
+/// The `flagstone bench run` that makes a plan, or what else made it, and what has to be known of it.
 pub(super) fn run_command(plan: &Plan) -> (String, Option<&'static str>) {
+    if let Some(command) = &plan.command {
+        return (command.clone(), None);
+    }
     let mut words = vec!["bench".to_owned(), "run".to_owned(), plan.suite.clone()];
     for target in &plan.targets {
         let address = target.address();

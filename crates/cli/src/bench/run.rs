@@ -72,6 +72,12 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
 
 pub(super) fn resume(args: &ResumeArgs) -> Result<Exit, Error> {
     let (store, mut plan) = Store::open(&args.run)?;
+    if let Some(command) = &plan.command {
+        return Err(Error::usage(format!(
+            "what was measured in {} is there no more: run again: {command}",
+            args.run.display()
+        )));
+    }
     plan.destroy.clone_from(&args.destroy_data);
     let interrupt = Interrupt::catch()?;
     let fio = fio_for(&plan, &interrupt)?;

@@ -15,6 +15,7 @@ use crate::output::{complain, print};
 pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
     let options = Options {
         program: super::program()?,
+        command: super::typed(),
         scratch: args.dir.clone().unwrap_or_else(std::env::temp_dir),
         seconds: args.time as f64 / 1e3,
         emulate: !args.no_emulation,

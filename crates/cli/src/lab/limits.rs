@@ -13,6 +13,7 @@ use crate::output::{complain, print};
 pub(super) fn run(args: &LimitsArgs) -> Result<Exit, Error> {
     let options = Options {
         program: super::program()?,
+        command: super::typed(),
         results: super::results(args.results.as_ref(), "limits"),
         ramp_ms: args.ramp.unwrap_or(if args.short { 500 } else { 1000 }),
         runtime_ms: args.runtime.unwrap_or(if args.short { 2000 } else { 5000 }),

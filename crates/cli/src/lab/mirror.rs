@@ -15,6 +15,7 @@ pub(super) fn run(args: &MirrorArgs) -> Result<Exit, Error> {
     let by_length = |short, long| if args.short { short } else { long };
     let options = Options {
         program: super::program()?,
+        command: super::typed(),
         results: super::results(args.results.as_ref(), "mirror"),
         rtt_us: args.rtt,
         machine: args.machine.clone(),

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::campaign::Ending;
+use flagstone_bench::fio::arguments::shell;
 use flagstone_bench::os::unix_seconds;
 use flagstone_bench::report::{Report, Run};
 use flagstone_bench::table::{Form, Table};
@@ -43,6 +44,13 @@ pub fn run(args: &LabArgs) -> Exit {
 fn program() -> Result<PathBuf, Error> {
     std::env::current_exe()
         .map_err(|cause| Error::System { what: "cannot find this program", cause })
+}
+
+/// The command line as it was typed, but for the program's place.
+fn typed() -> String {
+    let words: Vec<String> =
+        std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    shell("flagstone", &words)
 }
 
 /// Where results go: where the user says, or in a directory of the experiment and the time.

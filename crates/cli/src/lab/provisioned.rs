@@ -16,6 +16,7 @@ const RAMP_MS: u64 = 2000;
 pub(super) fn run(args: &ProvisionedArgs) -> Result<Exit, Error> {
     let options = Options {
         program: super::program()?,
+        command: super::typed(),
         results: super::results(args.results.as_ref(), "provisioned"),
         ramp_ms: RAMP_MS,
         runtime_ms: args.runtime.unwrap_or(if args.short { 5000 } else { 60_000 }),

@@ -67,6 +67,8 @@ pub const STEPS: usize = 4;
 pub struct Options {
     /// The `flagstone` program.
     pub program: PathBuf,
+    /// What was typed, for whoever wants to do it again.
+    pub command: String,
     /// Where the nodes' files go, in a directory that is removed at the end.
     pub scratch: PathBuf,
     /// How long the load goes on, in seconds, before all is read back.
@@ -411,6 +413,7 @@ impl Drill<'_> {
             file_bytes: NODE_BYTES,
             initiator: Choice::Flagstone,
             origins: BTreeMap::from([(address, origin)]),
+            command: Some(self.options.command.clone()),
             destroy: Vec::new(),
         };
         let record = Record {
@@ -465,6 +468,7 @@ mod tests {
         for emulate in [true, false] {
             let options = Options {
                 program: "flagstone".into(),
+                command: "flagstone lab".to_owned(),
                 scratch: directory.path().into(),
                 seconds: 1.0,
                 emulate,

@@ -49,6 +49,8 @@ const PROBE_MS: (u64, u64) = (300, 1000);
 pub struct Options {
     /// The `flagstone` program.
     pub program: PathBuf,
+    /// What was typed, for whoever wants to do it again.
+    pub command: String,
     /// Where the results go: a directory without results.
     pub results: PathBuf,
     /// The link's round trip, in µs.
@@ -149,7 +151,8 @@ pub fn run(
     let mut ending = Ending::Complete;
     for (at, row) in ROWS.iter().enumerate() {
         let later_s = ROWS[at + 1..].iter().map(|row| options.row_seconds(row)).sum();
-        ending = lab.row(row, &whole, calibrated[at].write_latency_us, &store, (watcher, later_s))?;
+        let mut follow = Follow { inner: &mut *watcher, later_s };
+        ending = lab.row(row, &whole, calibrated[at].write_latency_us, &store, &mut follow)?;
         if ending == Ending::Interrupted {
             break;
         }
@@ -219,11 +222,11 @@ impl Lab<'_> {
         whole: &Plan,
         write_latency_us: u64,
         store: &Store,
-        (watcher, later_s): (&mut dyn Watcher, f64),
+        watcher: &mut Follow<'_>,
     ) -> Result<Ending, Error> {
         let Options { rtt_us, machine, .. } = self.options.clone();
         let disks = Disks { write_latency_us, rtt_us, machine };
-        watcher.begin(&format!("starting two nodes for {}", row.size), later_s);
+        watcher.begin(&format!("starting two nodes for {}", row.size), 0.0);
         self.pair.a.configure(&disks.configuration(&self.pair, 0))?;
         self.pair.b.configure(&disks.configuration(&self.pair, 1))?;
         let mirrored = SETUPS.iter().filter(|setup| setup.mirror != Mirror::None);
@@ -239,8 +242,7 @@ impl Lab<'_> {
                 initiator: &Initiator::of_machine(),
                 interrupt: self.interrupt,
             };
-            let mut follow = Follow { inner: &mut *watcher, later_s };
-            if campaign.run(&mut follow)? == Ending::Interrupted {
+            if campaign.run(watcher)? == Ending::Interrupted {
                 return Ok(Ending::Interrupted);
             }
         }
@@ -273,6 +275,7 @@ impl Lab<'_> {
             file_bytes: HOT_BYTES,
             initiator: Choice::Flagstone,
             origins: origins.collect::<BTreeMap<_, _>>(),
+            command: Some(self.options.command.clone()),
             destroy: SETUPS.iter().map(address).collect(),
         }
     }
@@ -314,6 +317,7 @@ mod tests {
     fn options() -> Options {
         Options {
             program: "flagstone".into(),
+            command: "flagstone lab".to_owned(),
             results: "results".into(),
             rtt_us: 300,
             machine: None,

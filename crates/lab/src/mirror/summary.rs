@@ -280,6 +280,7 @@ pub(super) mod tests {
         }
         let options = Options {
             program: "flagstone".into(),
+            command: "flagstone lab".to_owned(),
             results: "results".into(),
             rtt_us: 300,
             machine: None,
