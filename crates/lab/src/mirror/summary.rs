@@ -254,13 +254,13 @@ pub(super) mod tests {
     use flagstone_bench::cpu::CpuUse;
     use flagstone_bench::job::Job;
     use flagstone_bench::measurement::Measurement;
-    use flagstone_bench::target::Target;
+    use flagstone_bench::target::{Place, Target};
 
     /// Twice at 8K: without a mirror 2 ms, with it 2.5, of which the link has 0.3.
     pub(in crate::mirror) fn example() -> Summary {
         let record = |setup: &str, job: &str, latency_ms: f64| {
-            let target: Target = format!("{setup}=/x").parse().unwrap();
-            let target = Target { name: setup.to_owned(), ..target };
+            let target =
+                Target { name: setup.to_owned(), disks: vec![Place::Path("/x".into())] };
             let mut measurement = Measurement::default();
             measurement.total.latency_mean_us = latency_ms * 1e3;
             measurement.total.iops = 24e3 / latency_ms;
