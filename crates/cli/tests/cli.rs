@@ -216,6 +216,7 @@ fn the_documentation_is_what_the_program_takes() {
         ("exit codes".to_owned(), exit_codes()),
         ("options of lab mirror".to_owned(), lab("mirror")),
         ("options of lab failover".to_owned(), lab("failover")),
+        ("options of lab fabric".to_owned(), lab("fabric")),
         ("options of lab provisioned".to_owned(), lab("provisioned")),
         ("options of lab limits".to_owned(), lab("limits")),
         ("options of plan predict".to_owned(), plan("predict")),

@@ -136,6 +136,19 @@ fn nothing_is_lost_when_a_node_dies() {
 }
 
 #[test]
+fn local_disks_against_a_fabric() {
+    let lab = Lab::new();
+    let line = "lab fabric --scale 100 --runtime 100ms --ramp 0 --repetitions 1 --results results";
+    let summary = lab.json(&format!("{line} --json"));
+    let cells = summary["cells"].as_array().expect("cells");
+    assert_eq!(cells.len(), 16);
+    assert!(cells.iter().all(|cell| cell["iops"].as_f64().expect("a number") > 0.0));
+    let report = lab.report();
+    assert!(report.contains("EMULATED") && report.contains("MayaScale") && report.contains(line));
+    lab.is_clean();
+}
+
+#[test]
 fn two_sizes_of_disk_are_judged() {
     let lab = Lab::new();
     let line = "lab provisioned --runtime 200ms --repetitions 1 --results results --json";

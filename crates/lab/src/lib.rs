@@ -12,10 +12,11 @@
 //!
 //! Read in this order: [`node`] (a node as a process, by [`process`]), [`mirror`] (experiment A),
 //! [`failover`] (a node dies under a verifying load),
-//! [`provisioned`] (experiment C), [`page`] (experiment D). [`error`] is what can go wrong, [`limits`]
+//! [`fabric`] (experiment B), [`provisioned`] (experiment C), [`page`] (experiment D). [`error`] is what can go wrong, [`limits`]
 //! every bound.
 
 pub mod error;
+pub mod fabric;
 pub mod failover;
 mod follow;
 pub mod limits;

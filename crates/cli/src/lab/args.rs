@@ -22,6 +22,8 @@ pub enum LabCommand {
     Mirror(MirrorArgs),
     /// A node of a mirror dies under a verifying load, and comes back
     Failover(FailoverArgs),
+    /// Local SSDs against the same over NVMe/TCP, beside the published table
+    Fabric(FabricArgs),
     /// What a larger disk brings: two emulated disks, the formula, and what was published
     Provisioned(ProvisionedArgs),
     /// The limits of cloud disks: rows of the page's tables, emulated and measured
@@ -121,6 +123,36 @@ pub struct LimitsArgs {
     #[arg(long, value_name = "TIME", value_parser = measured_time)]
     pub runtime: Option<u64>,
     /// Warm-up before each measurement; 1s if not given, 0.5s with --short
+    #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
+    pub ramp: Option<u64>,
+    /// Directory of the results and the report; one of the experiment's name and the time in
+    /// lab-results if not given
+    #[arg(long, value_name = "DIR")]
+    pub results: Option<PathBuf>,
+    /// Form of the tables
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    pub format: TableForm,
+    /// What was found as JSON on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `flagstone lab fabric`.
+#[derive(Debug, Args)]
+pub struct FabricArgs {
+    /// Under a minute: a first look
+    #[arg(long)]
+    pub short: bool,
+    /// Disks and network so many times slower than the published ones, for machines of few CPUs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub scale: u32,
+    /// How often each is measured; 4 if not given, 1 with --short
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repetitions: Option<u32>,
+    /// Time that each measurement takes; 10s if not given, 2s with --short
+    #[arg(long, value_name = "TIME", value_parser = measured_time)]
+    pub runtime: Option<u64>,
+    /// Warm-up before each measurement; 2s if not given, 0.5s with --short
     #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
     pub ramp: Option<u64>,
     /// Directory of the results and the report; one of the experiment's name and the time in

@@ -1,6 +1,7 @@
 //! `flagstone lab`: the published experiments on this machine, with emulated disks and links.
 
 pub mod args;
+mod fabric;
 mod failover;
 mod limits;
 mod mirror;
@@ -27,6 +28,7 @@ pub fn run(args: &LabArgs) -> Exit {
     let ended = match &args.command {
         LabCommand::Mirror(args) => mirror::run(args),
         LabCommand::Failover(args) => failover::run(args),
+        LabCommand::Fabric(args) => fabric::run(args),
         LabCommand::Provisioned(args) => provisioned::run(args),
         LabCommand::Limits(args) => limits::run(args),
     };
