@@ -51,9 +51,8 @@ fn main() -> ExitCode {
         size_bytes: args.size_mib << 20,
         seconds: args.seconds,
     };
-    let result = Interrupt::catch()
-        .map_err(Error::from)
-        .and_then(|interrupt| run(&options, &interrupt));
+    let result =
+        Interrupt::catch().map_err(Error::from).and_then(|interrupt| run(&options, &interrupt));
     match result.and_then(|report| publish(&report, args.json).map(|()| report.is_right())) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -190,11 +190,7 @@ fn wait_for(path: &Path, child: &mut Child) {
 fn what_is_interrupted_leaves_nothing_behind_but_its_results() {
     let lab = Lab::new();
     let mut command = lab.command("lab mirror --runtime 1h --ramp 0 --results results");
-    let mut child = command
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("it starts");
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
     wait_for(&lab.path("results/environment.json"), &mut child);
     assert!(!lab.left_behind().is_empty(), "the nodes run");
     let pid = child.id().to_string();

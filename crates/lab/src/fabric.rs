@@ -91,7 +91,9 @@ impl Options {
         let (reads, writes) = DISK_IOPS;
         let network = scaled((NETWORK_BYTES_PER_S as f64 * WIRE_PART) as u64);
         let network = match is_remote {
-            true => format!(", read_throughput = \"{network}B/s\", write_throughput = \"{network}B/s\""),
+            true => {
+                format!(", read_throughput = \"{network}B/s\", write_throughput = \"{network}B/s\"")
+            }
             false => String::new(),
         };
         let backing = match disks {
@@ -316,11 +318,8 @@ impl Bench<'_> {
         let config = Config::parse("lab", &text).map_err(|wrong| unexpected(wrong.to_string()))?;
         let load = load_job(job);
         let (stop, interrupt) = (Stop::new(), self.interrupt);
-        let runtime = RuntimeConfig {
-            cores: 1,
-            memory_bytes: MEMORY_BYTES,
-            ..RuntimeConfig::default()
-        };
+        let runtime =
+            RuntimeConfig { cores: 1, memory_bytes: MEMORY_BYTES, ..RuntimeConfig::default() };
         let index = job.disks as usize - 1;
         let ended = run_cores(&runtime, || async {
             let opened = open_volume(&config, index, &[]).await;
@@ -531,8 +530,11 @@ mod tests {
         let record = |job: usize, target: usize, iops: f64, busy: f64| {
             let mut measurement = Measurement::default();
             measurement.total.iops = iops;
-            measurement.cpu =
-                Some(CpuUse { user_percent: busy, kernel_percent: 0.0, idle_percent: 100.0 - busy });
+            measurement.cpu = Some(CpuUse {
+                user_percent: busy,
+                kernel_percent: 0.0,
+                idle_percent: 100.0 - busy,
+            });
             Record::new("fabric", &plan.jobs[job], &plan.targets[target], measurement)
         };
         let found = summary(

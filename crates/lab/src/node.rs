@@ -118,11 +118,7 @@ impl Node {
     }
 
     fn failed(&self, what: &str) -> Error {
-        Error::Node {
-            node: self.name.to_owned(),
-            what: what.to_owned(),
-            said: said(&self.log()),
-        }
+        Error::Node { node: self.name.to_owned(), what: what.to_owned(), said: said(&self.log()) }
     }
 
     /// Kills it, as the loss of its power would; nothing if it is not running.
@@ -180,12 +176,7 @@ impl Node {
     ///
     /// # Errors
     /// As [`Node::status`]; that it does not come into it.
-    pub fn wait(
-        &self,
-        volume: &str,
-        state: &str,
-        interrupt: &Interrupt,
-    ) -> Result<Status, Error> {
+    pub fn wait(&self, volume: &str, state: &str, interrupt: &Interrupt) -> Result<Status, Error> {
         let mut last = String::new();
         let found = wait_for(PATIENCE_S, interrupt, || match self.status(volume, interrupt) {
             Ok(status) if status.state == state => Some(Ok(status)),

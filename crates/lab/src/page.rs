@@ -165,13 +165,12 @@ impl Options {
 
     fn plan(&self, port: u16) -> Plan {
         let address = |disk: &Disk| device(&[port], &disk.volume_name());
-        let targets = DISKS.iter().map(|disk| Target {
-            name: disk.name(),
-            disks: vec![Place::NvmeTcp(address(disk))],
-        });
-        let origins = DISKS.iter().map(|disk| {
-            (address(disk), Origin { nature: Nature::Emulated, stack: disk.volume() })
-        });
+        let targets = DISKS
+            .iter()
+            .map(|disk| Target { name: disk.name(), disks: vec![Place::NvmeTcp(address(disk))] });
+        let origins = DISKS
+            .iter()
+            .map(|disk| (address(disk), Origin { nature: Nature::Emulated, stack: disk.volume() }));
         Plan {
             schema_version: RESULTS_VERSION,
             suite: "limits".to_owned(),
@@ -309,13 +308,7 @@ fn summary(records: &[Record]) -> Summary {
         }
     }
     let doubts = doubts(&cells);
-    Summary {
-        schema_version: SCHEMA_VERSION,
-        experiment: "limits",
-        emulated: true,
-        cells,
-        doubts,
-    }
+    Summary { schema_version: SCHEMA_VERSION, experiment: "limits", emulated: true, cells, doubts }
 }
 
 fn doubts(cells: &[Cell]) -> Vec<String> {
@@ -431,8 +424,11 @@ mod tests {
             let mut measurement = Measurement::default();
             measurement.total.iops = iops;
             measurement.total.bytes_per_s = iops * (column.kib << 10) as f64;
-            measurement.cpu =
-                Some(CpuUse { user_percent: busy, kernel_percent: 0.0, idle_percent: 100.0 - busy });
+            measurement.cpu = Some(CpuUse {
+                user_percent: busy,
+                kernel_percent: 0.0,
+                idle_percent: 100.0 - busy,
+            });
             let job = Job { name: column.job.to_owned(), ..Job::default() };
             Record::new("limits", &job, &target, measurement)
         };

@@ -114,11 +114,7 @@ impl Begun {
     ///
     /// # Errors
     /// The user's interruption (it is killed then), and the system's.
-    pub fn end(
-        mut self,
-        seconds_most: f64,
-        interrupt: &Interrupt,
-    ) -> Result<Option<Ended>, Error> {
+    pub fn end(mut self, seconds_most: f64, interrupt: &Interrupt) -> Result<Option<Ended>, Error> {
         let ended = wait_for(seconds_most, interrupt, || self.running.ended().transpose())?;
         let Some(status) = ended.transpose()? else { return Ok(None) };
         let output = read_text(self.output.path(), OUTPUT_BYTES)
@@ -178,8 +174,7 @@ mod tests {
 
     #[test]
     fn what_a_program_says_is_kept_apart() {
-        let begin =
-            |script: &str| Begun::begin(Command::new("sh").args(["-c", script])).unwrap();
+        let begin = |script: &str| Begun::begin(Command::new("sh").args(["-c", script])).unwrap();
         let never = Interrupt::never();
         let ended = begin("echo out; echo err >&2; exit 3").end(PATIENCE_S, &never).unwrap();
         let ended = ended.expect("it ends");

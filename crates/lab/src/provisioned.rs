@@ -201,16 +201,12 @@ fn plan(options: &Options, [nvme_tcp, nbd]: [u16; 2], with_fio: bool) -> Result<
         true => Place::Nbd(format!("nbd://127.0.0.1:{nbd}/{}", name(gb))),
         false => Place::NvmeTcp(device(&[nvme_tcp], &name(gb))),
     };
-    let target =
-        |gb: u32| Target { name: format!("{gb} GB {TYPE}"), disks: vec![place(gb)] };
+    let target = |gb: u32| Target { name: format!("{gb} GB {TYPE}"), disks: vec![place(gb)] };
     let targets = PUBLISHED.iter().map(|(gb, ..)| target(*gb)).collect();
     let origin = |gb: u32| Origin { nature: Nature::Emulated, stack: volume(gb) };
     let origins = PUBLISHED.iter().map(|(gb, ..)| (place(*gb).to_string(), origin(*gb)));
-    let timed = |job: &Job| Job {
-        ramp_ms: options.ramp_ms,
-        runtime_ms: options.runtime_ms,
-        ..job.clone()
-    };
+    let timed =
+        |job: &Job| Job { ramp_ms: options.ramp_ms, runtime_ms: options.runtime_ms, ..job.clone() };
     Ok(Plan {
         title: format!("Experiment C on EMULATED disks: {}", suite.title),
         jobs: suite.jobs.iter().map(timed).collect(),
@@ -267,7 +263,8 @@ fn summary(records: &[Record]) -> Result<Summary, Error> {
         "the disks are EMULATED after the formula: that they follow it says that the emulation is \
          right, and nothing of a cloud"
             .to_owned(),
-        "the walk-through calls 309 and 745 IOPS as expected; its own formula gives 150 and 450".to_owned(),
+        "the walk-through calls 309 and 745 IOPS as expected; its own formula gives 150 and 450"
+            .to_owned(),
         "it reads 200 GiB of either disk, which is more than 200 GB; here all of each disk is read"
             .to_owned(),
         format!(
@@ -288,8 +285,17 @@ fn summary(records: &[Record]) -> Result<Summary, Error> {
 pub fn table(summary: &Summary) -> Table {
     let emulated = Nature::Emulated.suffix();
     let measured = format!("measured{emulated}");
-    let head =
-        ["size, GB", &measured, "n", "noise", "planner", "formula", "planner", "published", "planner"];
+    let head = [
+        "size, GB",
+        &measured,
+        "n",
+        "noise",
+        "planner",
+        "formula",
+        "planner",
+        "published",
+        "planner",
+    ];
     let title = format!(
         "IOPS of 4 KiB random reads by size, here on EMULATED disks ({}), and as NetApp published them",
         if summary.tool.is_empty() { "nothing was measured" } else { &summary.tool }

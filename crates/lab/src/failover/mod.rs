@@ -476,8 +476,8 @@ mod tests {
             let drill = Drill::prepare(&options, directory.path(), &never).unwrap();
             for node in [&drill.pair.a, &drill.pair.b] {
                 let text = std::fs::read_to_string(node.file("toml")).unwrap();
-                let config = Config::parse("node", &text)
-                    .unwrap_or_else(|wrong| panic!("{wrong}\n{text}"));
+                let config =
+                    Config::parse("node", &text).unwrap_or_else(|wrong| panic!("{wrong}\n{text}"));
                 assert_eq!(config.volumes.len(), 1);
                 assert_eq!(text.contains("emulate"), emulate);
             }

@@ -188,7 +188,8 @@ impl Lab<'_> {
         // Where the disk's throughput binds, its latency does not matter below what the queue
         // makes of it: that of the next smaller write that was published is taken.
         let bound_by_latency = row.block_bytes < 64 << 10;
-        let wanted_us = if bound_by_latency { published_us } else { ROWS[2].plain.latency_ms * 1e3 };
+        let wanted_us =
+            if bound_by_latency { published_us } else { ROWS[2].plain.latency_ms * 1e3 };
         let mut found = Calibrated {
             size: row.size,
             published_us,
@@ -365,6 +366,9 @@ mod tests {
             assert!(is_plain(&plan.targets[0].name), "the others are compared with the first");
         }
         assert_eq!(parts[0].targets.len() + parts[1].targets.len(), SETUPS.len() + 1);
-        assert_eq!((parts[0].jobs[0].name.as_str(), parts[1].jobs[0].name.as_str()), ("8k", "8k-cold"));
+        assert_eq!(
+            (parts[0].jobs[0].name.as_str(), parts[1].jobs[0].name.as_str()),
+            ("8k", "8k-cold")
+        );
     }
 }

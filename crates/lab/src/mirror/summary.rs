@@ -259,8 +259,7 @@ pub(super) mod tests {
     /// Twice at 8K: without a mirror 2 ms, with it 2.5, of which the link has 0.3.
     pub(in crate::mirror) fn example() -> Summary {
         let record = |setup: &str, job: &str, latency_ms: f64| {
-            let target =
-                Target { name: setup.to_owned(), disks: vec![Place::Path("/x".into())] };
+            let target = Target { name: setup.to_owned(), disks: vec![Place::Path("/x".into())] };
             let mut measurement = Measurement::default();
             measurement.total.latency_mean_us = latency_ms * 1e3;
             measurement.total.iops = 24e3 / latency_ms;

@@ -8,11 +8,8 @@ use super::summary::{Cell, Side, Summary};
 
 /// Throughput, latency, and every set-up.
 pub fn tables(summary: &Summary) -> Vec<Table> {
-    let mut tables = vec![
-        beside(summary, &THROUGHPUT),
-        beside(summary, &LATENCY),
-        everything(summary),
-    ];
+    let mut tables =
+        vec![beside(summary, &THROUGHPUT), beside(summary, &LATENCY), everything(summary)];
     tables.retain(|table| !table.rows.is_empty());
     tables
 }
