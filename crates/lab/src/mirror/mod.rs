@@ -201,7 +201,7 @@ impl Lab<'_> {
         }
         // The disk alone: a machine's limits would be taken for latency.
         let disks = Disks { write_latency_us: found.write_latency_us, rtt_us: 0, machine: None };
-        self.pair.a.configure(&disks.configuration(&self.pair, 0))?;
+        self.pair.a.configure(&disks.configuration(&self.pair, 0, &SETUPS[..1]))?;
         self.pair.a.start(self.interrupt)?;
         let mut job = self.options.job(row, true);
         (job.ramp_ms, job.runtime_ms) = PROBE_MS;
@@ -228,8 +228,8 @@ impl Lab<'_> {
         let Options { rtt_us, machine, .. } = self.options.clone();
         let disks = Disks { write_latency_us, rtt_us, machine };
         watcher.begin(&format!("starting two nodes for {}", row.size), 0.0);
-        self.pair.a.configure(&disks.configuration(&self.pair, 0))?;
-        self.pair.b.configure(&disks.configuration(&self.pair, 1))?;
+        self.pair.a.configure(&disks.configuration(&self.pair, 0, &SETUPS))?;
+        self.pair.b.configure(&disks.configuration(&self.pair, 1, &SETUPS))?;
         let mirrored = SETUPS.iter().filter(|setup| setup.mirror != Mirror::None);
         let volumes: Vec<_> = mirrored.map(|setup| setup.volume).collect();
         self.pair.start(&volumes, self.interrupt)?;
