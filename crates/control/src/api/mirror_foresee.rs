@@ -100,7 +100,8 @@ fn find<'a>(now: &'a MirrorDocument, name: Option<&str>) -> Result<Found<'a>, Pr
     let found = match name {
         None if now.peers.len() == 1 => now.peers.first().map(|peer| (0, peer)),
         None => {
-            let detail = format!("`{}` has several peers: say which, as `peer`", now.volume);
+            let detail =
+                format!("`{}` has several peers: say which, as `peer` (`--peer NAME`)", now.volume);
             return Err(Problem::invalid(detail).accepting(names()));
         }
         Some(name) => now.peers.iter().enumerate().find(|(_, peer)| peer.name == name),
@@ -341,13 +342,13 @@ fn failover(
         ]));
     }
     let names: Vec<&str> = now.peers.iter().map(|peer| peer.name.as_str()).collect();
-    let names = names.join(" and ");
+    let (names, any) = (names.join(" and "), names.join(" or "));
     let late = match now.peers.iter().any(|peer| peer.mode == "async") {
         true => "in asynchronous mode its latest writes are",
         false => "unless it was in sync when it was lost, its latest writes are",
     };
     let loses = format!(
-        "what {names} completed for hosts and {node} does not have: {late}. If {names} still \
+        "what {names} completed for hosts and {node} does not have: {late}. If {any} still \
          serves hosts, both are written without the other, and the data of one will have to be \
          given up (split brain)"
     );
