@@ -66,7 +66,6 @@ fn a_mirror_survives_a_link_that_is_cut() {
 
 /// The same of an asynchronous mirror, as long as no source is lost for good.
 #[test]
-#[ignore = "its events were chosen anew and it has not passed since: run it first"]
 fn an_asynchronous_mirror_survives_a_link_that_is_cut() {
     let options = "mode = \"async\", queue = \"32MiB\"";
     let setup = Setup { size_bytes: SIZE_BYTES, options, ..Setup::default() };

@@ -405,17 +405,23 @@ impl Inner {
         }
         let superblock = self.local.superblock();
         let epoch = superblock.epoch + 1;
-        let promoted = match tell_ancestors(&session, &superblock).await {
+        let told = tell_ancestors(&session, &superblock).await;
+        let promoted = match told {
             Ok(()) => order(&session, Request::Promote { epoch }).await,
             Err(error) => Err(error),
         };
-        if local_failed && let Err(AskError::Refused(refusal)) = promoted {
+        // It was not asked to serve, or said no: it does not.
+        let declined = |error| told.is_err() || matches!(error, AskError::Refused(_));
+        if let Err(error) = promoted
+            && local_failed
+            && declined(error)
+        {
             // Only the peer has the data: it goes on to carry it.
             self.change(|state| {
                 state.active = true;
                 state.legs[leg].handing_over = false;
             });
-            return Err(CommandError::Peer(AskError::Refused(refusal)));
+            return Err(CommandError::Peer(error));
         }
         self.lose(leg, serial);
         match promoted {
@@ -424,9 +430,9 @@ impl Inner {
                 Ok(())
             }
             Ok(()) => Ok(self.put_away(Role::Target, None).await.map_err(RoleError::Io)?),
-            Err(AskError::Refused(refusal)) => {
+            Err(error) if declined(error) => {
                 self.activate(epoch, false).await?;
-                Err(CommandError::Peer(AskError::Refused(refusal)))
+                Err(CommandError::Peer(error))
             }
             // It may serve already. The link finds out, and goes on as is right.
             Err(_) => Err(CommandError::Unknown),

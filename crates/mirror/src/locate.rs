@@ -10,6 +10,7 @@
 //! gigabyte of the device, 8 KiB each.
 
 use flagstone_blockdev::{IoError, SharedDevice};
+use flagstone_runtime::spawn;
 
 use crate::area::read_page;
 use crate::format::superblock::Superblock;
@@ -48,7 +49,7 @@ pub(crate) async fn locate(device: &SharedDevice) -> Result<Found, ReplicaError>
         Err(later @ FormatError::Version(_)) => return Err(ReplicaError::Superblock(later)),
         Err(why) => why,
     };
-    match search(device, end).await? {
+    match search(device, end).await {
         Some(found) => {
             tracing::info!(
                 was_bytes = found.end,
@@ -77,26 +78,51 @@ async fn at(device: &SharedDevice, end: u64) -> Result<Result<Found, FormatError
     Ok(newest.map(|(_, superblock)| Found { superblock, end }))
 }
 
-async fn search(device: &SharedDevice, end: u64) -> Result<Option<Found>, IoError> {
+/// Places that are read at a time: on a disk that takes a millisecond the search takes some tens.
+const AT_ONCE: usize = 64;
+
+async fn search(device: &SharedDevice, end: u64) -> Option<Found> {
     let mut best: Option<Found> = None;
     for (step, most) in SEARCH_STEPS {
         let first = (end - 1) / step;
-        for place in (first.saturating_sub(most.unwrap_or(u64::MAX))..=first).rev() {
-            let end = place * step / PAGE * PAGE;
-            // Below what was found nothing is of interest.
-            if end < 2 * PAGE || best.as_ref().is_some_and(|best| end <= best.end) {
+        let last = first.saturating_sub(most.unwrap_or(u64::MAX));
+        let ends = (last..=first).rev().map(|place| place * step / PAGE * PAGE);
+        // Below what was found nothing is of interest.
+        let least = best.as_ref().map_or(2 * PAGE, |best| best.end + PAGE);
+        let mut ends = ends.take_while(|end| *end >= least);
+        loop {
+            let some: Vec<u64> = ends.by_ref().take(AT_ONCE).collect();
+            if some.is_empty() {
                 break;
             }
-            // A hole is known not to be one, without reading it.
-            if device.known(end - 2 * PAGE, 2 * PAGE_BYTES).is_some() {
-                continue;
-            }
-            // What cannot be read here is rather a hosts' block than a superblock; if it is one,
-            // there is no replica to open.
-            if let Ok(Ok(found)) = at(device, end).await {
+            if let Some(found) = last_of(device, &some).await {
                 best = Some(found);
+                break;
             }
         }
     }
-    Ok(best)
+    best
+}
+
+/// The superblock at the first of these ends that has one.
+async fn last_of(device: &SharedDevice, ends: &[u64]) -> Option<Found> {
+    // A hole is known not to be one, without reading it.
+    let holds = |end: &&u64| device.known(**end - 2 * PAGE, 2 * PAGE_BYTES).is_none();
+    let tasks: Vec<_> = ends
+        .iter()
+        .filter(holds)
+        .map(|end| {
+            let (device, end) = (device.clone(), *end);
+            spawn(async move { at(&device, end).await }).abort_on_drop()
+        })
+        .collect();
+    let mut found = None;
+    for mut task in tasks {
+        // What cannot be read here is rather a hosts' block than a superblock; if it is one, there
+        // is no replica to open.
+        if let Ok(Ok(Ok(one))) = task.handle().await {
+            found = found.or(Some(one));
+        }
+    }
+    found
 }

@@ -144,7 +144,7 @@ impl Minting {
             let mut legs = state.legs.iter();
             let leg = legs.find(|leg| !leg.peer.is_none() && leg.peer == peer.replica);
             leg.map_or(Contact::NONE, |leg| Contact {
-                // Lost before the last minting, and not met since.
+                // Not if it was lost before the last minting, and not met since.
                 may_hold_current: leg.foreground || !leg.minted || peer.bases.is_empty(),
                 in_sync: leg.phase == Phase::InSync,
                 alone_as: leg.alone_as,

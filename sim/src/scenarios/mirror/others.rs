@@ -9,7 +9,7 @@ use flagstone_mirror::order::Order;
 use flagstone_mirror::peer::{Attach, Refusal, Reply, Request};
 use flagstone_mirror::queue::{QueueLimits, WhenFull};
 use flagstone_mirror::state::{MirrorState, Wish};
-use flagstone_mirror::{Mode, RoleError};
+use flagstone_mirror::{CommandError, Mode, RoleError};
 use flagstone_runtime::time;
 
 use super::link::Fate;
@@ -106,6 +106,21 @@ fn the_stale_node_is_never_the_source() {
     pair.becomes_whole(0);
     assert_eq!(pair.read(0, 5), 2);
     assert!(!pair.mirror(1).is_active());
+}
+
+/// The link is lost in a switchover before the peer was asked to serve: the source goes on at once.
+#[test]
+fn a_source_that_has_asked_nobody_serves_on() {
+    let pair = Pair::new(17, |_| {});
+    pair.write(0, 4, 1).expect("both are there");
+    let lost = lose(&pair, Fate::Lost, 1, |request| matches!(request, Request::Ancestors { .. }));
+    let done = pair.on(0, |mirror| async move { mirror.switchover(0).await });
+    assert_eq!(lost.get(), 1);
+    assert!(matches!(done, Err(CommandError::Peer(_))), "{done:?}");
+    assert!(pair.mirror(0).is_active() && !pair.mirror(1).is_active());
+    assert_eq!(pair.superblock(0).heir, None);
+    assert_eq!(pair.read(0, 4), 1);
+    pair.becomes_whole(0);
 }
 
 #[test]
