@@ -113,6 +113,10 @@ fn mirror_with(key: &str, value: &str) -> String {
     let mode = match key {
         "mode" => "",
         "queue" | "when_queue_full" => "mode = \"async\", ",
+        // Of labs alone.
+        "intent" if value.contains("every-write") => {
+            "bitmap = \"memory:64MiB\", bitmap_emulate = { latency = \"1ms\" }, "
+        }
         _ => "mode = \"sync\", ",
     };
     format!(

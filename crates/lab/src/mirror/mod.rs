@@ -7,8 +7,9 @@
 //! nodes are started anew.
 //!
 //! [`published`] is what came out then, [`setup`] what is set against what, [`summary`] what came out
-//! now, [`tables`] both beside each other.
+//! now, [`tables`] both beside each other, [`customer`] what else was told then.
 
+mod customer;
 pub mod published;
 pub mod setup;
 pub mod summary;

@@ -5,6 +5,7 @@ use flagstone_bench::results::Record;
 use flagstone_bench::stats::{REPETITIONS_LEAST, median, noise_percent};
 use serde::Serialize;
 
+use super::customer;
 use super::published::{ROWS, Row, latency_overhead, throughput_overhead};
 use super::setup::{MIRROR, PLAIN, SETUPS};
 use super::{Options, job_name};
@@ -181,6 +182,7 @@ impl Summary {
                  set-ups differ"
             ));
         }
+        doubts.extend(customer::doubts(self));
         if let Some(machine) = &self.machine {
             doubts.push(format!(
                 "with the limits of {machine}, so what is not mirrored is not the published row"
@@ -291,6 +293,7 @@ fn side(row: &Row, cells: &[Cell], disks: &[Calibrated], rtt_us: u64) -> Side {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::mirror::setup::{CUSTOMER_PD, CUSTOMER_SSD, NO_LINK};
     use flagstone_bench::cpu::CpuUse;
     use flagstone_bench::job::Job;
     use flagstone_bench::measurement::Measurement;
@@ -323,7 +326,9 @@ pub(super) mod tests {
         for _ in 0..2 {
             records.push(record(PLAIN, "8k", 2.0));
             records.push(record(MIRROR, "8k", 2.5));
-            records.push(record(crate::mirror::setup::NO_LINK, "8k", 2.2));
+            records.push(record(NO_LINK, "8k", 2.2));
+            records.push(record(CUSTOMER_SSD, "8k", 3.0));
+            records.push(record(CUSTOMER_PD, "8k", 25.0));
             records.push(record(PLAIN, "8k-cold", 2.0));
             records.push(record("cold, log on persistent disk", "8k-cold", 8.0));
         }
@@ -353,7 +358,7 @@ pub(super) mod tests {
         // 0.3 of 2.3: the round trip, of which the loopback's part is no addition.
         assert!((link.latency_percent - 13.0435).abs() < 1e-3);
         assert_eq!(link.latency_percent, link.throughput_percent);
-        let cold = summary.cells.iter().find(|c| c.setup.contains("persistent")).unwrap();
+        let cold = summary.cells.iter().find(|c| c.cold && c.setup.contains("persistent")).unwrap();
         assert!(cold.cold && (cold.throughput_overhead_percent.unwrap() - 75.0).abs() < 1e-9);
     }
 

@@ -3,13 +3,19 @@
 use flagstone_bench::nature::Nature;
 use flagstone_bench::table::Table;
 
+use super::customer;
 use super::published::{Figures, latency_overhead, throughput_overhead};
 use super::summary::{Cell, Side, Summary};
 
 /// Throughput, latency, and every set-up.
 pub fn tables(summary: &Summary) -> Vec<Table> {
-    let mut tables =
-        vec![beside(summary, &THROUGHPUT), beside(summary, &LATENCY), everything(summary)];
+    let mut tables = vec![
+        beside(summary, &THROUGHPUT),
+        beside(summary, &LATENCY),
+        customer::log_table(summary),
+        customer::machine_table(summary),
+        everything(summary),
+    ];
     tables.retain(|table| !table.rows.is_empty());
     tables
 }
@@ -129,11 +135,11 @@ mod tests {
     #[test]
     fn ours_stands_beside_the_published_and_says_that_it_is_emulated() {
         let tables = tables(&super::super::summary::tests::example());
-        assert_eq!(tables.len(), 3);
+        assert_eq!(tables.len(), 4);
         for table in &tables {
             assert!(table.title.contains("EMULATED"), "{}", table.title);
         }
-        let [throughput, latency, all] = &tables[..] else { panic!("three") };
+        let [throughput, latency, _, all] = &tables[..] else { panic!("four") };
         assert_eq!(throughput.rows.len(), 1, "what was not measured is left out");
         let cells: Vec<_> = latency.rows[0].iter().map(String::as_str).collect();
         assert_eq!(
