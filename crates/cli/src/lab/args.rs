@@ -113,7 +113,7 @@ pub struct ProvisionedArgs {
 /// Arguments of `flagstone lab limits`.
 #[derive(Debug, Args)]
 pub struct LimitsArgs {
-    /// Some two minutes: a first look
+    /// Some four minutes: a first look
     #[arg(long)]
     pub short: bool,
     /// How often each is measured
