@@ -285,6 +285,46 @@ impl Disk {
     }
 }
 
+/// In flight for each so many I/Os a second: twice what the page's own rule says is needed, one for
+/// each 400. A queue longer than that keeps its first I/Os waiting, and those that were begun before
+/// the measurement are not counted.
+const IOPS_PER_IO: f64 = 200.0;
+/// Fewest and most in flight.
+const DEPTHS: [u32; 2] = [4, 256];
+
+impl Disk {
+    /// What has to be in flight to reach a cell, in powers of two.
+    fn depth(&self, column: &Column, printed: f64) -> u32 {
+        let figure = printed / f64::from(self.scale);
+        let per_s = match column.is_throughput {
+            true => figure * PAGE_MB_BYTES / (column.kib << 10) as f64,
+            false => figure,
+        };
+        let [least, most] = DEPTHS;
+        ((per_s / IOPS_PER_IO) as u32).clamp(least, most).next_power_of_two()
+    }
+}
+
+fn job_name(column: &Column, depth: u32) -> String {
+    format!("{}-qd{depth}", column.job)
+}
+
+/// Each column with each depth that its cells take, in the order in which they are measured.
+fn jobs() -> Vec<(Column, u32)> {
+    let mut jobs = Vec::new();
+    for column in COLUMNS {
+        let mut depths: Vec<u32> = Vec::new();
+        for disk in &DISKS {
+            let cells = disk.cells.iter().filter(|(of, _)| *of == column);
+            depths.extend(cells.map(|(of, printed)| disk.depth(of, *printed)));
+        }
+        depths.sort_unstable();
+        depths.dedup();
+        jobs.extend(depths.into_iter().map(|depth| (column, depth)));
+    }
+    jobs
+}
+
 /// What is asked.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -303,14 +343,13 @@ pub struct Options {
 }
 
 impl Options {
-    fn job(&self, column: &Column) -> Job {
+    fn job(&self, column: &Column, depth: u32) -> Job {
         Job {
-            name: column.job.to_owned(),
+            name: job_name(column, depth),
             pattern: column.pattern(),
             write_percent: 100 - column.read_percent,
             block_bytes: column.kib << 10,
-            // 60,000 reads of 2.5 ms are 150 in flight; 4,700 large ones are 12.
-            depth: if column.is_throughput { 32 } else { 256 },
+            depth,
             threads: 1,
             disks: 1,
             ramp_ms: self.ramp_ms,
@@ -319,16 +358,23 @@ impl Options {
         }
     }
 
-    /// What is to be measured of one column: the disks that have it.
-    fn part(&self, whole: &Plan, column: &Column) -> Plan {
-        let has = |disk: &&Disk| disk.cells.iter().any(|(of, _)| of == column);
+    /// What is to be measured of one column with one depth: the disks that have it.
+    fn part(&self, whole: &Plan, (column, depth): &(Column, u32)) -> Plan {
+        let is = |disk: &Disk, (of, printed): &(Column, f64)| {
+            of == column && disk.depth(of, *printed) == *depth
+        };
+        let has = |disk: &&Disk| disk.cells.iter().any(|cell| is(disk, cell));
         let names: Vec<_> = DISKS.iter().filter(has).map(Disk::name).collect();
         let targets = whole.targets.iter().filter(|target| names.contains(&target.name));
-        Plan { jobs: vec![self.job(column)], targets: targets.cloned().collect(), ..whole.clone() }
+        Plan {
+            jobs: vec![self.job(column, *depth)],
+            targets: targets.cloned().collect(),
+            ..whole.clone()
+        }
     }
 
-    fn seconds(&self, whole: &Plan, column: &Column) -> f64 {
-        let part = self.part(whole, column);
+    fn seconds(&self, whole: &Plan, job: &(Column, u32)) -> f64 {
+        let part = self.part(whole, job);
         part.steps().into_iter().map(|step| part.step_seconds(step)).sum()
     }
 
@@ -344,7 +390,7 @@ impl Options {
             schema_version: RESULTS_VERSION,
             suite: "limits".to_owned(),
             title: "Experiment D on EMULATED disks: the limits of Google's page".to_owned(),
-            jobs: COLUMNS.iter().map(|column| self.job(column)).collect(),
+            jobs: jobs().iter().map(|(column, depth)| self.job(column, *depth)).collect(),
             targets: targets.collect(),
             repetitions: self.repetitions,
             steady_state: false,
@@ -440,8 +486,9 @@ pub fn run(
     let store = Store::create(&options.results, &plan)?;
     server.start(interrupt)?;
     let mut ending = Ending::Complete;
-    for (at, column) in COLUMNS.iter().enumerate() {
-        let part = options.part(&plan, column);
+    let jobs = jobs();
+    for (at, job) in jobs.iter().enumerate() {
+        let part = options.part(&plan, job);
         let campaign = Campaign {
             plan: &part,
             store: &store,
@@ -450,7 +497,7 @@ pub fn run(
             initiator: &Initiator::of_machine(),
             interrupt,
         };
-        let later_s = COLUMNS[at + 1..].iter().map(|column| options.seconds(&plan, column)).sum();
+        let later_s = jobs[at + 1..].iter().map(|job| options.seconds(&plan, job)).sum();
         ending = campaign.run(&mut Follow { inner: &mut *watcher, later_s })?;
         if ending == Ending::Interrupted {
             break;
@@ -467,7 +514,8 @@ fn summary(records: &[Record]) -> Summary {
     for disk in &DISKS {
         let name = disk.name();
         for (column, published) in disk.cells {
-            let is = |r: &&Record| r.target == name && r.job == column.job;
+            let job = job_name(column, disk.depth(column, *published));
+            let is = |r: &&Record| r.target == name && r.job == job;
             let of: Vec<&Record> = records.iter().filter(is).collect();
             let figures: Vec<f64> = of.iter().map(|record| column.figure(record)).collect();
             let published = published / f64::from(disk.scale);
@@ -613,12 +661,37 @@ mod tests {
         };
         let plan = options.plan(1);
         plan.check().unwrap();
-        let parts = COLUMNS.iter().map(|column| options.part(&plan, column));
+        let jobs = jobs();
+        let parts = jobs.iter().map(|job| options.part(&plan, job));
         let parts: Vec<_> = parts.inspect(|part| part.check().unwrap()).collect();
         let cells: usize = DISKS.iter().map(|disk| disk.cells.len()).sum();
         assert_eq!(parts.iter().map(|part| part.steps().len()).sum::<usize>(), cells);
-        assert!(options.seconds(&plan, &READ) > 0.0);
+        assert!(options.seconds(&plan, &jobs[0]) > 0.0);
         assert_eq!(plan.origins.len(), DISKS.len());
+    }
+
+    #[test]
+    fn queues_are_as_long_as_it_takes() {
+        let depth = |at: usize, column: &Column| {
+            let cell = DISKS[at].cells.iter().find(|(of, _)| of == column).unwrap();
+            DISKS[at].depth(column, cell.1)
+        };
+        assert_eq!(depth(0, &READ), 4, "750 a second");
+        assert_eq!(depth(6, &READ), 256, "60,000");
+        // 1,200 MB/s are 4,688 of 256 KiB.
+        assert_eq!(depth(6, &READ_MB), 32);
+        assert_eq!(depth(22, &SMALL_READ), 256, "680,000, a twentieth of it");
+        for disk in &DISKS {
+            for (column, printed) in disk.cells {
+                let per_s = match column.is_throughput {
+                    true => printed * PAGE_MB_BYTES / (column.kib << 10) as f64,
+                    false => *printed,
+                } / f64::from(disk.scale);
+                let depth = f64::from(disk.depth(column, *printed));
+                assert!(depth > per_s * 0.0025, "{}: Little's law", disk.name());
+                assert!(depth / per_s < 0.05, "{}: a queue of 50 ms", disk.name());
+            }
+        }
     }
 
     #[test]
@@ -636,7 +709,9 @@ mod tests {
                 kernel_percent: 0.0,
                 idle_percent: 100.0 - busy,
             });
-            let job = Job { name: column.job.to_owned(), ..Job::default() };
+            let printed = disk.cells.iter().find(|(of, _)| of == column).unwrap().1;
+            let name = job_name(column, disk.depth(column, printed));
+            let job = Job { name, ..Job::default() };
             Record::new("limits", &job, &target, measurement)
         };
         let found = summary(&[

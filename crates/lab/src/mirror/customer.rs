@@ -6,12 +6,11 @@
 
 use flagstone_bench::nature::Nature;
 use flagstone_bench::table::Table;
-use flagstone_cloud::{Catalogue, Configuration, Workload};
 
 use super::published::{ROWS, Row};
 use super::setup::{
-    CATALOGUE, CUSTOMER_PD, CUSTOMER_SSD, DISK_BYTES, LOCAL_SSD_LATENCY_US, MIRROR,
-    PERSISTENT_DISK_LATENCY_US, PLAIN, TYPE,
+    CUSTOMER_PD, CUSTOMER_SSD, LOCAL_SSD_LATENCY_US, MIRROR, PERSISTENT_DISK_LATENCY_US, PLAIN,
+    writes_per_s_most,
 };
 use super::summary::{Cell, Summary};
 
@@ -51,7 +50,7 @@ pub(super) fn log_table(summary: &Summary) -> Table {
         "published".to_owned(),
         ours("customer's log, persistent disk"),
         "published".to_owned(),
-        "at most".to_owned(),
+        "at most, at 1 ms".to_owned(),
     ];
     let rows = ROWS.iter().filter_map(|row| {
         let (fast, slow) = (find(summary, row, CUSTOMER_SSD), find(summary, row, CUSTOMER_PD));
@@ -105,10 +104,7 @@ pub(super) fn machine_table(summary: &Summary) -> Table {
 /// What the catalogue allows random writes of a row's size on a machine type, in 2^20 bytes a
 /// second; none for a machine that it does not have.
 fn page_limit(machine: &str, row: &Row) -> Option<f64> {
-    let catalogue = Catalogue::builtin(CATALOGUE)?;
-    let place = Configuration::new(catalogue, TYPE, DISK_BYTES, machine).ok()?;
-    let found = catalogue.predict(&place, &Workload::random(row.block_bytes, 0)).ok()?;
-    Some((found.allowed.bytes_per_s).min(found.allowed.iops * row.block_bytes as f64) / MIB)
+    Some(writes_per_s_most(row.block_bytes, Some(machine))? * row.block_bytes as f64 / MIB)
 }
 
 /// What the numbers of both do not say by themselves.

@@ -7,6 +7,8 @@
 
 use std::fmt::Write as _;
 
+use flagstone_cloud::{Catalogue, Configuration, Workload};
+
 use crate::node::Pair;
 
 /// Bytes that are written to, of volumes whose regions may all be hot: the published 96 GB, in
@@ -31,9 +33,9 @@ pub const TYPE: &str = "pd-ssd";
 pub const DISK_BYTES: u64 = 500_000_000_000;
 /// The catalogue of the time of the report.
 pub const CATALOGUE: &str = "gcp-2019";
-/// How long its reads take. None is measured, and a node that looks for its replica reads at some
-/// thousand places, one after the other.
-const READ_LATENCY_US: u64 = 1;
+/// How long its reads take: below the millisecond that SSD persistent disks are designed to stay
+/// below. None is measured; a node that looks for its replica and a resync read.
+const READ_LATENCY_US: u64 = 800;
 /// How long a write of the log to a local SSD takes: no source says; SSDs of this kind take less
 /// than 100 µs at low depths.
 pub const LOCAL_SSD_LATENCY_US: u64 = 100;
@@ -43,6 +45,18 @@ pub const LOCAL_SSD_LATENCY_US: u64 = 100;
 pub const PERSISTENT_DISK_LATENCY_US: u64 = 1000;
 /// What a node takes of the machine.
 const NODE: &str = "cores = 1\nmemory = \"512MiB\"\n";
+
+/// Writes a second of so many bytes that the disk's limits let through: those of the published disk,
+/// or of a machine type, none for one that the catalogue does not have.
+pub fn writes_per_s_most(block_bytes: u64, machine: Option<&str>) -> Option<f64> {
+    let Some(machine) = machine else {
+        return Some((DISK_BYTES_PER_S as f64 / block_bytes as f64).min(DISK_IOPS as f64));
+    };
+    let catalogue = Catalogue::builtin(CATALOGUE)?;
+    let place = Configuration::new(catalogue, TYPE, DISK_BYTES, machine).ok()?;
+    let found = catalogue.predict(&place, &Workload::random(block_bytes, 0)).ok()?;
+    Some(found.allowed.iops)
+}
 
 /// Where the intent log lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

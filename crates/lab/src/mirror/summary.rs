@@ -6,8 +6,8 @@ use flagstone_bench::stats::{REPETITIONS_LEAST, median, noise_percent};
 use serde::Serialize;
 
 use super::customer;
-use super::published::{ROWS, Row, latency_overhead, throughput_overhead};
-use super::setup::{MIRROR, PLAIN, SETUPS};
+use super::published::{IN_FLIGHT, ROWS, Row, latency_overhead, throughput_overhead};
+use super::setup::{MIRROR, PLAIN, SETUPS, writes_per_s_most};
 use super::{Options, job_name};
 use crate::limits::BUSY_PERCENT;
 
@@ -39,11 +39,15 @@ impl Calibrated {
 
     /// The mean latency that no synchronous mirror can be below, in ms, where what is not mirrored
     /// has `plain_ms`: the other side's disk answers a round trip later than this one's. Where a
-    /// limit of the disk and not its latency binds, writes wait for the limit on both sides alike,
-    /// and the round trip shows only as far as it is more than that wait.
-    fn bound_ms(&self, plain_ms: f64, rtt_us: u64) -> f64 {
+    /// limit of `most_per_s` writes binds and not the disk's latency, writes wait for the limit on
+    /// both sides alike, and the round trip shows only as far as it is more than that wait.
+    fn bound_ms(&self, plain_ms: f64, rtt_us: u64, most_per_s: f64) -> f64 {
+        let link_ms = self.link_us(rtt_us) / 1e3;
         let disk_ms = (self.write_latency_us as f64 + self.way_us.unwrap_or(0.0)) / 1e3;
-        plain_ms.max(plain_ms.min(disk_ms) + self.link_us(rtt_us) / 1e3)
+        match f64::from(IN_FLIGHT) / disk_ms * 1e3 > most_per_s {
+            true => plain_ms.max(disk_ms + link_ms),
+            false => plain_ms + link_ms,
+        }
     }
 }
 
@@ -74,6 +78,13 @@ pub struct Cell {
     pub throughput_overhead_percent: Option<f64>,
     /// What is more than the latency without a mirror, in % of this one.
     pub latency_overhead_percent: Option<f64>,
+}
+
+impl Cell {
+    /// The size of its writes, and whether they are cold.
+    pub fn job(&self) -> String {
+        self.size.to_owned() + if self.cold { " cold" } else { "" }
+    }
 }
 
 /// What the link's round trip costs at least, whatever mirrors over it synchronously, in the
@@ -146,7 +157,7 @@ impl Summary {
             cpu_model: machine.cpu_model.clone(),
             cpus: machine.cpus,
             runtime_ms: options.runtime_ms,
-            table: ROWS.iter().map(|row| side(row, &cells, &disks, options.rtt_us)).collect(),
+            table: ROWS.iter().map(|row| side(row, &cells, &disks, options)).collect(),
             disks,
             cells,
             doubts: Vec::new(),
@@ -217,10 +228,18 @@ impl Summary {
             .cells
             .iter()
             .filter(|cell| cell.cpu_percent.is_some_and(|percent| percent >= BUSY_PERCENT))
-            .map(|cell| format!("{} {}", cell.size, cell.setup))
+            .map(|cell| match cell.setup == PLAIN {
+                true => format!("{} {}", cell.job(), cell.setup),
+                false => format!("{} {}", cell.size, cell.setup),
+            })
             .collect();
         let most = self.cells.iter().filter_map(|cell| cell.cpu_percent).fold(0.0, f64::max);
         match busy.len() {
+            all if all == self.cells.len() && all > 0 => {
+                format!(
+                    "they were {BUSY_PERCENT:.0} % busy or more in all of it, and may be what was measured"
+                )
+            }
             0 => format!("they were never busier than {most:.0} %"),
             _ => format!(
                 "they were {BUSY_PERCENT:.0} % busy or more, and may be what was measured, in: {}",
@@ -275,16 +294,21 @@ fn cell(records: &[Record], row: &Row, hot: bool, setup: &'static str) -> Option
     })
 }
 
-fn side(row: &Row, cells: &[Cell], disks: &[Calibrated], rtt_us: u64) -> Side {
+fn side(row: &Row, cells: &[Cell], disks: &[Calibrated], options: &Options) -> Side {
     let find = |setup: &str| {
         let is = |cell: &&Cell| cell.size == row.size && !cell.cold && cell.setup == setup;
         cells.iter().find(is).cloned()
     };
+    let most_per_s = writes_per_s_most(row.block_bytes, options.machine.as_deref());
+    let most_per_s = most_per_s.unwrap_or(f64::INFINITY);
     let (mirror, plain) = (find(MIRROR), find(PLAIN));
     let disk = disks.iter().find(|disk| disk.size == row.size);
     let link = plain.as_ref().zip(disk).map(|(plain, disk)| {
         // As many are in flight either way, so the throughput follows from the latency.
-        let percent = latency_overhead(disk.bound_ms(plain.latency_ms, rtt_us), plain.latency_ms);
+        let percent = latency_overhead(
+            disk.bound_ms(plain.latency_ms, options.rtt_us, most_per_s),
+            plain.latency_ms,
+        );
         Link { throughput_percent: percent, latency_percent: percent }
     });
     Side { published: *row, mirror, plain, link }
@@ -365,12 +389,15 @@ pub(super) mod tests {
     #[test]
     fn the_link_bounds_what_any_mirror_can_do() {
         let disk = disk();
-        assert!((disk.bound_ms(2.0, 300) - 2.3).abs() < 1e-9);
-        // The limit of the disk binds: writes wait for it three times as long as for the link.
-        assert!((disk.bound_ms(6.25, 300) - 6.25).abs() < 1e-9);
-        assert!((disk.bound_ms(6.25, 5000) - 7.0).abs() < 1e-9);
+        let (free, bound) = (15_000.0, 3840.0);
+        assert!((disk.bound_ms(2.0, 300, free) - 2.3).abs() < 1e-9);
+        // This machine is slow, and its disk has no more writes waiting for it.
+        assert!((disk.bound_ms(4.0, 300, free) - 4.3).abs() < 1e-9);
+        // The limit of the disk binds: writes wait for it longer than for the link.
+        assert!((disk.bound_ms(6.25, 300, bound) - 6.25).abs() < 1e-9);
+        assert!((disk.bound_ms(6.25, 5000, bound) - 7.0).abs() < 1e-9);
         // The loopback takes longer than was asked for.
-        assert!((disk.bound_ms(2.0, 0) - 2.09).abs() < 1e-9);
+        assert!((disk.bound_ms(2.0, 0, free) - 2.09).abs() < 1e-9);
         let mut summary = example();
         assert!(summary.link_doubt().contains("90 µs at 8K by itself, and the target's disk"));
         assert!(!summary.link_doubt().contains("slower"));
@@ -382,7 +409,11 @@ pub(super) mod tests {
     fn a_busy_machine_and_too_few_repetitions_are_told() {
         let doubts = example().doubts.join("\n");
         assert!(doubts.contains("EMULATED") && doubts.contains("the 2 CPUs"), "{doubts}");
-        assert!(doubts.contains("90 % busy or more") && doubts.contains("8K mirror"), "{doubts}");
+        assert!(doubts.contains("90 % busy or more in all of it"), "{doubts}");
+        let mut summary = example();
+        summary.cells[0].cpu_percent = Some(20.0);
+        let busy = summary.binding();
+        assert!(busy.contains("8K mirror") && busy.contains("8K cold no mirror"), "{busy}");
         assert!(doubts.contains("2 repetitions of some"), "{doubts}");
     }
 }

@@ -102,7 +102,7 @@ fn everything(summary: &Summary) -> Table {
     let mut table = Table::new(title, &head);
     for cell in &summary.cells {
         table.rows.push(vec![
-            cell.size.to_owned() + if cell.cold { " cold" } else { "" },
+            cell.job(),
             cell.setup.to_owned(),
             format!("{:.2}", cell.mib_per_s),
             percent(cell.throughput_overhead_percent),
