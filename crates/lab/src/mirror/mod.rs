@@ -83,7 +83,7 @@ impl Options {
     pub fn seconds(&self) -> f64 {
         let measured: f64 = ROWS.iter().map(|row| self.row_seconds(row)).sum();
         // Starting two nodes and copying all volumes, and two probes, for each size.
-        measured + ROWS.len() as f64 * 10.0
+        measured + ROWS.len() as f64 * 13.0
     }
 
     /// The disks of a row, and what the target's has to add so that the link takes its round trip:
