@@ -71,6 +71,33 @@ pub fn arguments(job: &Job, uri: &str) -> Result<Vec<String>, Error> {
     Ok(words)
 }
 
+/// Bytes of one request of a fill, and requests in flight.
+const FILL: (u64, u64) = (1 << 20, 8);
+
+/// What `flagstone` is called with to fill a volume: large requests, and what is left at the end.
+fn fills(uri: &str, size_bytes: u64) -> Vec<Vec<String>> {
+    let (large, depth) = FILL;
+    let whole = size_bytes / large * large;
+    let rest = size_bytes - whole;
+    let small = if rest.is_multiple_of(4096) { 4096 } else { 512 };
+    [(0, whole, large), (whole, rest, small)]
+        .into_iter()
+        .filter(|(_, bytes, block)| bytes >= block)
+        .map(|(offset, bytes, block)| {
+            let mut words = ["load", uri, "--json", "--rw", "write"].map(str::to_owned).to_vec();
+            let numbers = [
+                ("--bs", block),
+                ("--depth", depth),
+                ("--ios", bytes / block),
+                ("--offset", offset),
+                ("--size", bytes),
+            ];
+            words.extend(numbers.into_iter().flat_map(|(key, n)| [key.to_owned(), n.to_string()]));
+            words
+        })
+        .collect()
+}
+
 impl Generator {
     /// Measures one job; gives the results and the command.
     ///
@@ -95,6 +122,23 @@ impl Generator {
         let words = ["load", uri, "--json", "--rw", "read", "--bs", "4096", "--ios", "1"];
         let (results, _) = self.run(&words.map(str::to_owned), interrupt, &mut || {})?;
         Ok(results.device.size_bytes)
+    }
+
+    /// Writes all of a served volume once, in order, with data that no disk can compress.
+    ///
+    /// # Errors
+    /// As [`Generator::measure`].
+    pub fn fill(
+        &self,
+        uri: &str,
+        size_bytes: u64,
+        interrupt: &Interrupt,
+        tick: &mut dyn FnMut(),
+    ) -> Result<(), Error> {
+        for words in fills(uri, size_bytes) {
+            self.run(&words, interrupt, tick)?;
+        }
+        Ok(())
     }
 
     fn run(
@@ -127,6 +171,18 @@ impl Generator {
 mod tests {
     use super::*;
     use crate::job::Pattern;
+
+    #[test]
+    fn a_fill_covers_all_once() {
+        let of =
+            |bytes| fills("u", bytes).into_iter().map(|w| w[5..].join(" ")).collect::<Vec<_>>();
+        let whole = "--bs 1048576 --depth 8 --ios 2 --offset 0 --size 2097152";
+        assert_eq!(of(2 << 20), [whole]);
+        let rest = "--bs 4096 --depth 8 --ios 3 --offset 2097152 --size 12288";
+        assert_eq!(of((2 << 20) + 12288), [whole, rest]);
+        assert_eq!(of(1536), ["--bs 512 --depth 8 --ios 3 --offset 0 --size 1536"]);
+        assert!(of(0).is_empty());
+    }
 
     #[test]
     fn a_job_for_our_own_generator() {

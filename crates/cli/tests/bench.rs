@@ -7,6 +7,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use flagstone_bench::os::Interrupt;
+use flagstone_bench::precondition::is_served_filled;
+
 /// A fio that measures nothing: each measurement is 1 IOPS better than the one before, from what
 /// `iops` beside it says. `fail-at` holds the number of the measurement that fails, `break-at` of
 /// the one that prints broken JSON, `hang-at` of the one that does not end.
@@ -464,4 +467,27 @@ fn the_real_fio_over_nbd_and_our_generator_over_nvme_tcp() {
     }
     bench.ends("report r", 0);
     assert!(bench.read("report.html").contains("nbd [MEMORY]"));
+    // What holds nothing is filled before it is measured, through fio or our own generator, also
+    // where what is measured does not reach.
+    bench.say(
+        "part.toml",
+        "name = \"part\"\ntitle = \"a part\"\n[defaults]\nramp = \"0s\"\nruntime = \"100ms\"\n\
+         size = \"1m\"\n[[job]]\nname = \"write\"\nrw = \"randwrite\"\n",
+    );
+    for initiator in ["nbd", "nvme"] {
+        let (_another, nbd, nvme) = served();
+        let fresh = match initiator {
+            "nbd" => format!("{nbd}/a"),
+            _ => format!("{nvme}/nqn.2026-01.io.flagstone:a"),
+        };
+        let is_filled = || is_served_filled(&fresh, &Interrupt::never()).expect("it can be read");
+        assert!(!is_filled(), "{fresh}");
+        let line = format!(
+            "run ./part.toml {initiator}={fresh} --repetitions 1 --results {initiator} \
+             --destroy-data {fresh} --initiator flagstone"
+        );
+        let output = bench.command(&line).env_remove("FIO").output().expect("the program runs");
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        assert!(is_filled(), "{fresh}");
+    }
 }
