@@ -34,8 +34,9 @@ pub fn arguments(job: &Job, uri: &str) -> Result<Vec<String>, Error> {
     if let Some((key, _)) = job.extra.first() {
         return refused(&format!("`{key}` of fio"));
     }
-    if job.offset_increment_bytes > 0 {
-        return refused("offset_increment");
+    let increment = job.offset_increment_bytes;
+    if increment > 0 && job.pattern.is_random() {
+        return refused("offset_increment at random places");
     }
     if !matches!(job.buffers, Buffers::Scrambled | Buffers::Random) {
         return refused("such buffers");
@@ -56,7 +57,10 @@ pub fn arguments(job: &Job, uri: &str) -> Result<Vec<String>, Error> {
     if job.offset_bytes > 0 {
         add("--offset", job.offset_bytes.to_string());
     }
-    if let Some(size) = job.size_bytes {
+    // Threads of the generator begin in parts of the range, one after the other: where the
+    // increments are.
+    let parts = (increment > 0).then(|| increment.saturating_mul(job.threads.into()));
+    if let Some(size) = parts.into_iter().chain(job.size_bytes).min() {
         add("--size", size.to_string());
     }
     if let Some(seed) = job.seed {
@@ -202,6 +206,11 @@ mod tests {
             "load nvme-tcp://h/n --json --rw randrw --bs 4096 --depth 8 --threads 2 --time 10000ms \
              --ramp 2000ms --read-percent 70 --seed 3 --rate 20 --fua"
         );
+        let parts = Job { pattern: Pattern::Read, offset_increment_bytes: 1 << 20, ..job.clone() };
+        let words = arguments(&parts, "nvme-tcp://h/n").unwrap().join(" ");
+        assert!(words.contains("--threads 2") && words.contains("--size 2097152"), "{words}");
+        let random = Job { offset_increment_bytes: 1 << 20, ..job.clone() };
+        assert!(arguments(&random, "nvme-tcp://h/n").is_err());
         let extra = vec![("prio".to_owned(), "7".to_owned())];
         let error = arguments(&Job { extra, ..job }, "nvme-tcp://h/n").unwrap_err().to_string();
         assert!(error.contains("`prio`") && error.contains("nvme connect"), "{error}");

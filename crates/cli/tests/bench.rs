@@ -467,6 +467,13 @@ fn the_real_fio_over_nbd_and_our_generator_over_nvme_tcp() {
     }
     bench.ends("report r", 0);
     assert!(bench.read("report.html").contains("nbd [MEMORY]"));
+    // All jobs of the page but its fill, also those whose threads begin at increments.
+    let line = format!(
+        "run gcp-pd nvme={nvme} --ramp 0s --runtime 100ms --repetitions 1 --results page \
+         --destroy-data {nvme} --initiator flagstone"
+    );
+    bench.ends(&line, 0);
+    assert_eq!(bench.results("page").len(), 8);
     // What holds nothing is filled before it is measured, through fio or our own generator, also
     // where what is measured does not reach.
     bench.say(
