@@ -356,9 +356,25 @@ impl Drop for Server {
 }
 
 /// A server of four volumes of memory, `a` to `d`, and its addresses over NBD and NVMe/TCP.
+/// Writes to the first 1 MiB alone.
+const PART: &str = r#"name = "part"
+title = "a part"
+[defaults]
+ramp = "0s"
+runtime = "100ms"
+size = "1m"
+[[job]]
+name = "write"
+rw = "randwrite"
+"#;
+
 fn served() -> (Server, String, String) {
+    served_with_api("none")
+}
+
+fn served_with_api(api: &str) -> (Server, String, String) {
     let mut serve = Command::new(env!("CARGO_BIN_EXE_flagstone"));
-    serve.args(["serve", "--cores", "1", "--api", "none"]);
+    serve.args(["serve", "--cores", "1", "--api", api]);
     serve.args(["a", "b", "c", "d"].map(|name| format!("--volume={name}=memory:16MiB")));
     serve.args(["--listen", "nbd://127.0.0.1:0", "--listen", "nvme-tcp://127.0.0.1:0"]);
     let mut child = serve.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
@@ -382,6 +398,24 @@ fn has_nbd() -> bool {
         eprintln!("SKIPPED: there is no fio here, or it has no nbd engine");
     }
     has
+}
+
+/// What a served volume is made of is asked of its server, where that is on this machine.
+#[test]
+fn a_server_is_asked_what_its_volumes_are() {
+    let bench = Bench::new();
+    bench.say("part.toml", PART);
+    let socket = bench.directory.path().join("api");
+    let (_server, _, nvme) = served_with_api(socket.to_str().expect("UTF-8"));
+    let nvme = format!("{nvme}/nqn.2026-01.io.flagstone:a");
+    let line = format!(
+        "run ./part.toml t={nvme} --repetitions 1 --initiator flagstone --destroy-data {nvme} --api"
+    );
+    bench.ends(&format!("{line} {} --results r", socket.display()), 0);
+    assert_eq!(bench.results("r")[0]["nature"], "memory");
+    assert!(bench.read("r/campaign.json").contains("devices memory:16MiB"));
+    let (_, said) = bench.ends(&format!("{line} {}x --results s", socket.display()), 2);
+    assert!(said.contains("no server answers"), "{said}");
 }
 
 /// Every kind of job of every suite, short: what a job needs of a target, such as its size, is there
@@ -476,11 +510,7 @@ fn the_real_fio_over_nbd_and_our_generator_over_nvme_tcp() {
     assert_eq!(bench.results("page").len(), 8);
     // What holds nothing is filled before it is measured, through fio or our own generator, also
     // where what is measured does not reach.
-    bench.say(
-        "part.toml",
-        "name = \"part\"\ntitle = \"a part\"\n[defaults]\nramp = \"0s\"\nruntime = \"100ms\"\n\
-         size = \"1m\"\n[[job]]\nname = \"write\"\nrw = \"randwrite\"\n",
-    );
+    bench.say("part.toml", PART);
     for initiator in ["nbd", "nvme"] {
         let (_another, nbd, nvme) = served();
         let fresh = match initiator {
