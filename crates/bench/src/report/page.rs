@@ -373,6 +373,7 @@ fn environment_of(out: &mut Writer, id: &str, found: &Environment) {
                 ),
             ),
             ("machine", known(&found.machine)),
+            ("machine type", known(&found.machine_type)),
             ("fio", format!("{}, engine {}", known(&found.fio), known(&found.engine))),
             ("flagstone", found.flagstone.clone()),
         ],
