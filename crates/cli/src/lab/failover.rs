@@ -4,11 +4,11 @@ use std::io::{self, IsTerminal};
 
 use flagstone_bench::os::Interrupt;
 use flagstone_bench::units::format_number;
-use flagstone_lab::Error;
-use flagstone_lab::failover::{self, Follower, Options, Summary, timeline};
+use flagstone_lab::failover::{self, Death, Follower, Options, Summary, timeline};
+use flagstone_lab::{Error, extras};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::args::FailoverArgs;
+use super::args::{DeathKind, FailoverArgs};
 use crate::exit::Exit;
 use crate::output::{complain, print};
 
@@ -18,6 +18,10 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
         command: super::typed(),
         scratch: args.dir.clone().unwrap_or_else(std::env::temp_dir),
         seconds: args.time as f64 / 1e3,
+        death: match args.death {
+            DeathKind::Silent => Death::Silent,
+            DeathKind::Kill => Death::Kill,
+        },
         emulate: !args.no_emulation,
     };
     let directory = super::results(args.results.as_ref(), "failover");
@@ -28,7 +32,7 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
     steps.clear();
     let outcome = ended?;
     outcome.keep(&directory)?;
-    let report = super::report(&directory)?;
+    let report = super::report(&directory, &extras::failover(&outcome.summary))?;
     let summary = &outcome.summary;
     let shown = match args.json {
         true => super::json(summary),
@@ -53,12 +57,14 @@ fn text(summary: &Summary) -> String {
     };
     format!(
         "{}\n\
+         {}\n\
          took over        {:>8} ms   from the death of the source to the end of the failover\n\
          longest wait     {:>8} ms   of a request of the host\n\
          resynced         {:>8.1} MiB  of {:.1}, in sync {} ms after the dead node's start\n\
          switched back    {:>8} ms   planned\n\
          {disks}; host and nodes are processes of one machine\n\n{}",
         summary.verdict(),
+        summary.death_in_words(),
         format_number(summary.failover_ms, 0),
         format_number(summary.longest_ms, 0),
         mib(summary.resynced_bytes),

@@ -315,7 +315,7 @@ fn side(row: &Row, cells: &[Cell], disks: &[Calibrated], options: &Options) -> S
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::mirror::setup::{CUSTOMER_PD, CUSTOMER_SSD, NO_LINK};
     use flagstone_bench::cpu::CpuUse;
@@ -334,7 +334,7 @@ pub(super) mod tests {
     }
 
     /// Twice at 8K: without a mirror 2 ms, with it 2.5, of which the link has 0.3.
-    pub(in crate::mirror) fn example() -> Summary {
+    pub(crate) fn example() -> Summary {
         let record = |setup: &str, job: &str, latency_ms: f64| {
             let target = Target { name: setup.to_owned(), disks: vec![Place::Path("/x".into())] };
             let mut measurement = Measurement::default();
