@@ -4,7 +4,7 @@ pub mod args;
 mod compare;
 mod diskspd;
 mod list;
-mod origin;
+pub(crate) mod origin;
 mod report;
 mod run;
 pub(crate) mod watch;

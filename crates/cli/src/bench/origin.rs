@@ -8,6 +8,7 @@ use flagstone_bench::campaign::Plan;
 use flagstone_bench::limits::STACK_BYTES;
 use flagstone_bench::nature::{Nature, Origin};
 use flagstone_bench::os::read_text;
+use flagstone_bench::target::Target;
 use flagstone_control::config::{Config, Layer, Volume};
 use flagstone_control::device_spec::DeviceSpec;
 
@@ -15,12 +16,21 @@ use super::args::RunArgs;
 
 /// What was told of the plan's disks, by how they are written.
 pub(super) fn told(plan: &Plan, args: &RunArgs) -> Result<BTreeMap<String, Origin>, Error> {
+    of(&plan.targets, args.stack.as_deref(), &args.emulated)
+}
+
+/// What a configuration file and the names of emulated targets tell of disks.
+pub(crate) fn of(
+    targets: &[Target],
+    stack: Option<&Path>,
+    emulated: &[String],
+) -> Result<BTreeMap<String, Origin>, Error> {
     let mut origins = BTreeMap::new();
-    if let Some(path) = &args.stack {
-        origins.extend(of_stack(plan, path)?);
+    if let Some(path) = stack {
+        origins.extend(of_stack(targets, path)?);
     }
-    for name in &args.emulated {
-        let target = plan.targets.iter().find(|target| target.name == *name);
+    for name in emulated {
+        let target = targets.iter().find(|target| target.name == *name);
         let target = target
             .ok_or_else(|| Error::usage(format!("--emulated={name}: no target is called that")))?;
         for disk in &target.disks {
@@ -31,12 +41,12 @@ pub(super) fn told(plan: &Plan, args: &RunArgs) -> Result<BTreeMap<String, Origi
     Ok(origins)
 }
 
-fn of_stack(plan: &Plan, path: &Path) -> Result<BTreeMap<String, Origin>, Error> {
+fn of_stack(targets: &[Target], path: &Path) -> Result<BTreeMap<String, Origin>, Error> {
     let stack = read_text(path, STACK_BYTES as u64).map_err(Error::file("cannot read", path))?;
     let config = Config::parse(&path.display().to_string(), &stack)
         .map_err(|mistakes| Error::Usage(mistakes.render(false).trim_end().to_owned()))?;
     let mut origins = BTreeMap::new();
-    for disk in plan.targets.iter().flat_map(|target| &target.disks) {
+    for disk in targets.iter().flat_map(|target| &target.disks) {
         let name = disk.to_string();
         // A path is looked into by itself.
         let Ok(spec) = name.parse::<DeviceSpec>() else { continue };

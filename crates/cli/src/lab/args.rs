@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use flagstone_bench::units::parse_time_ms;
 
+use super::real_args::RealMirrorArgs;
 use crate::bench::args::TableForm;
 
 /// Arguments of `flagstone lab`.
@@ -33,11 +34,15 @@ pub enum LabCommand {
 /// Arguments of `flagstone lab mirror`.
 #[derive(Debug, Args)]
 pub struct MirrorArgs {
-    /// Round trip of the link between the nodes, such as 0.3ms
-    #[arg(long, value_name = "TIME", default_value = "0.3ms", value_parser = round_trip_us)]
-    pub rtt: u64,
+    /// Real nodes in place of emulated ones.
+    #[command(flatten)]
+    pub nodes: RealMirrorArgs,
+    /// Round trip of the link between the nodes, such as 0.3ms, which it is if not given; of real
+    /// nodes what it is if it is not measured
+    #[arg(long, value_name = "TIME", value_parser = round_trip_us)]
+    pub rtt: Option<u64>,
     /// A machine type of the catalogue gcp-2019, such as c2-standard-8, whose limits hold in place of
-    /// the published disk's
+    /// the published disk's; of real nodes what they are, for the results
     #[arg(long, value_name = "NAME")]
     pub machine: Option<String>,
     /// Some two minutes: what is shown is a first look, and no difference can be shown by it
@@ -189,7 +194,7 @@ fn round_trip_us(text: &str) -> Result<u64, String> {
     }
 }
 
-fn measured_time(text: &str) -> Result<u64, String> {
+pub(super) fn measured_time(text: &str) -> Result<u64, String> {
     match parse_time_ms(text)? {
         0 => Err("write a time longer than 0, such as 10s".to_owned()),
         ms => Ok(ms),
