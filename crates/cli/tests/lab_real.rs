@@ -113,16 +113,19 @@ fn node(place: &Place, name: &str, [own, other]: [u16; 2], volumes: &str) -> Str
 #[allow(clippy::disallowed_methods, reason = "a test waits for another program")]
 fn mirrored(place: &Place, volume: &str, ports: [u16; 2], others: [&str; 2]) -> [Node; 2] {
     let [a, b] = ports;
-    let of = |peer: &str, log: &str, others: &str| {
+    let of = |own: &str, peer: &str, others: &str| {
+        let data = place.path(&format!("{own}.data"));
+        let file = fs::File::create(&data).expect("it can be made");
+        file.set_len(32 << 20).expect("it can be so large");
+        let log = place.path(&format!("{own}.intent"));
         format!(
-            "[volume.{volume}]\nmirror = {{ peer = \"node-{peer}\", bitmap = {:?} }}\ndevice = \
-             \"memory:32MiB\"\n{others}",
-            place.path(log)
+            "[volume.{volume}]\nmirror = {{ peer = \"node-{peer}\", bitmap = {log:?} }}\ndevice = \
+             {data:?}\n{others}"
         )
     };
     let nodes = [
-        Node::start(place, "a", &node(place, "a", [a, b], &of("b", "a.intent", others[0]))),
-        Node::start(place, "b", &node(place, "b", [b, a], &of("a", "b.intent", others[1]))),
+        Node::start(place, "a", &node(place, "a", [a, b], &of("a", "b", others[0]))),
+        Node::start(place, "b", &node(place, "b", [b, a], &of("b", "a", others[1]))),
     ];
     for (name, role) in [("a", "source"), ("b", "target")] {
         let line = format!("mirror create {volume} --{role} --api {name}.sock");
@@ -184,6 +187,187 @@ fn a_mirror_of_two_nodes_beside_the_published_one() {
     let told = line.replace("--results results --json", "--results told --stack a.toml");
     let output = place.run(&told);
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("mirror [MEMORY]"), "{text}");
+    assert!(output.status.success() && text.contains("no mirror [MEMORY]"), "{text}");
+    assert!(!text.contains("  mirror [MEMORY]"), "that one is of a file: {text}");
     assert!(text.contains("here on n2-standard-8 in MEMORY"), "{text}");
+}
+
+/// A command of `flagstone` for a shell in the place.
+fn shell(arguments: &str) -> String {
+    format!("{} {arguments}", env!("CARGO_BIN_EXE_flagstone"))
+}
+
+/// A node that a command of the drill started, whose number is in a file.
+struct Returned(PathBuf);
+
+impl Drop for Returned {
+    fn drop(&mut self) {
+        let Ok(pid) = fs::read_to_string(&self.0) else { return };
+        let killed = Command::new("kill").arg(pid.trim()).status().expect("kill runs");
+        assert!(killed.success());
+    }
+}
+
+#[test]
+fn a_real_node_dies_and_nothing_is_lost() {
+    let place = Place::new();
+    let ports = free_ports();
+    let [node_a, _node_b] = mirrored(&place, "db", ports, ["", ""]);
+    let [a, b] = ports;
+    let line = format!(
+        "lab failover --node-a 127.0.0.1:{a} --node-b 127.0.0.1:{b} --time 10s --results results"
+    );
+    let target = format!("nvme-tcp://127.0.0.1:{a},127.0.0.1:{b}/{NQN}:db");
+    let consent = format!("{line} --destroy-data {target}");
+    let refused = place.refused(&consent);
+    assert!(refused.contains("--kill-command"), "there is no terminal: {refused}");
+
+    let back = shell(
+        "serve a.toml > back.log 2>&1 & echo $! > back.pid; until grep -q 'listening on' back.log; \
+         do sleep 0.02; done",
+    );
+    let _returned = Returned(place.path("back.pid"));
+    let commands = [
+        ("--kill-command", format!("kill -9 {}", node_a.0.id())),
+        ("--failover-command", shell("mirror failover db --yes --api b.sock")),
+        ("--return-command", back),
+        ("--switchover-command", shell("mirror switchover db --api a.sock")),
+        ("--status-command", shell("mirror status db --json --api b.sock")),
+    ];
+    let with = |line: &str| {
+        let mut all = words(line);
+        for (option, command) in &commands {
+            all.extend([(*option).to_owned(), command.clone()]);
+        }
+        all
+    };
+    let output = place.run_words(&with(&line));
+    let refused = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{refused}");
+    assert!(refused.contains(&format!("--destroy-data={target}")), "{refused}");
+
+    let summary = place.json(&with(&format!("{consent} --json")));
+    assert!(place.path("back.pid").exists(), "it came back");
+    assert_eq!((&summary["wrong_blocks"], &summary["errors"]), (&0.into(), &0.into()));
+    assert!(summary["blocks_checked"].as_u64().expect("a number") > 0);
+    assert_eq!((&summary["real_nodes"], &summary["nature"]), (&true.into(), &"served".into()));
+    let happened: Vec<_> = summary["events"]
+        .as_array()
+        .expect("events")
+        .iter()
+        .map(|event| event["what"].as_str().expect("words"))
+        .collect();
+    let expected = [
+        "node-a is killed",
+        "node-b serves",
+        "node-a returns",
+        "both in sync",
+        "switchover to node-a",
+    ];
+    assert_eq!(happened, expected);
+    let picture = fs::read_to_string(place.path("results/timeline.svg")).expect("a picture");
+    assert!(picture.contains("[served]") && picture.contains("nothing lost"));
+}
+
+/// A file that bench made, and so may write to again; so large, in MiB.
+fn made_by_bench(place: &Place, name: &str, mib: u32) -> String {
+    let line = format!(
+        "bench run quick {name} --size {mib}m --runtime 50ms --ramp 0 --repetitions 1 --results made"
+    );
+    let output = place.run(&line);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    fs::remove_dir_all(place.path("made")).expect("it was made");
+    name.to_owned()
+}
+
+#[test]
+fn ssds_of_a_server_and_the_same_over_a_network() {
+    let place = Place::new();
+    fs::write(place.path("precious"), vec![1; 1 << 20]).expect("it can be written");
+    let refused = place.refused("lab fabric precious --results results");
+    assert!(refused.contains("bench did not make"), "{refused}");
+    let refused = place.refused("lab fabric /dev/no-such-ssd --results results");
+    assert!(refused.contains("no such device"), "{refused}");
+    assert!(place.refused("lab fabric precious nvme-tcp://h/nqn.x:y").contains("not in one run"));
+
+    let ssd = made_by_bench(&place, "ssd", 16);
+    let short = "--ramp 0 --runtime 100ms --repetitions 1 --json";
+    let local = place.json(&words(&format!("lab fabric {ssd} {short} --results local")));
+    assert_eq!(local["rows"].as_array().expect("rows").len(), 2);
+    assert!(local["rows"][0]["local"]["iops"].as_f64().expect("a number") > 0.0);
+    assert!(local["rows"][0]["fabric"].is_null());
+
+    let [port] = free_ports();
+    let server = format!(
+        "[server]\nlisten = [\"nvme-tcp://127.0.0.1:{port}\"]\napi = {:?}\ncores = \
+         1\n[volume.x1]\ndevice = \"memory:16MiB\"\n[volume.x2]\ndevice = \"memory:32MiB\"\n",
+        place.path("s.sock")
+    );
+    let _server = Node::start(&place, "s", &server);
+    let [x1, x2] = ["x1", "x2"].map(|name| format!("nvme-tcp://127.0.0.1:{port}/{NQN}:{name}"));
+    let line = format!(
+        "lab fabric {x1} {x2} {short} --initiator flagstone --local-results local --results results"
+    );
+    assert!(place.refused(&line).contains(&format!("--destroy-data={x1}")));
+    let line = format!("{line} --destroy-data {x1} --destroy-data {x2} --stack s.toml");
+    let both = place.json(&words(&line));
+    let rows = both["rows"].as_array().expect("rows");
+    assert_eq!((rows.len(), &both["emulated"]), (4, &true.into()), "memory is no disk");
+    assert!(rows[0]["of_local_percent"].is_number() && rows[1]["of_local_percent"].is_null());
+    for row in rows {
+        assert_eq!(row["fabric"]["nature"], "memory");
+    }
+    let report = place.report();
+    assert!(report.contains("MayaScale") && report.contains("[MEMORY]"));
+    // Counted as published: by SSDs.
+    let kept = fs::read_to_string(place.path("results/results.jsonl")).expect("results");
+    let counted: Vec<u64> = kept
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("JSON")["disks"].as_u64())
+        .map(|disks| disks.expect("a number"))
+        .collect();
+    assert_eq!(counted, [1, 1, 2, 2]);
+}
+
+#[test]
+fn real_disks_are_read_and_judged_by_their_size() {
+    let place = Place::new();
+    fs::write(place.path("disk"), vec![1; 8 << 20]).expect("it can be written");
+    let line = "lab provisioned disk --runtime 100ms --repetitions 1 --results results --json";
+    let refused = place.refused(&format!("{line} --like pd-none"));
+    assert!(refused.contains("pd-none"), "{refused}");
+    let output = place.run(&line.replace("disk", "none"));
+    assert!(!output.status.success() && !place.path("none").exists(), "nothing is made");
+    let summary = place.json(&words(line));
+    let row = &summary["rows"][0];
+    assert_eq!((&row["disk"], &row["size_bytes"]), (&"disk".into(), &(8 << 20).into()));
+    assert_eq!(row["measured"]["verdict"], "above", "a file of 8 MiB is no 1 GB of pd-standard");
+    assert!(row["published"].is_null());
+    assert_eq!(fs::read(place.path("disk")).expect("it is there"), vec![1; 8 << 20]);
+    assert!(!place.report().contains("EMULATED"));
+}
+
+#[test]
+fn a_real_disk_against_what_it_is_sold_as() {
+    let place = Place::new();
+    fs::write(place.path("precious"), vec![1; 1 << 20]).expect("it can be written");
+    let short = "--ramp 0 --runtime 100ms --results results --json";
+    let like = "--like pd-ssd --machine n1-standard-16";
+    let refused = place.refused(&format!("lab limits precious {short}"));
+    assert!(refused.contains("--like"), "{refused}");
+    let refused = place.refused(&format!("lab limits precious {like} {short}"));
+    assert!(refused.contains("--destroy-data=precious"), "{refused}");
+    let refused = place.refused(&format!("lab limits / {like} {short} --destroy-data /"));
+    assert!(refused.contains("neither a block device nor a regular file"), "{refused}");
+    let disk = made_by_bench(&place, "disk", 16);
+    let summary = place.json(&words(&format!("lab limits {disk} {like} {short}")));
+    let cells = summary["cells"].as_array().expect("cells");
+    assert_eq!(cells.len(), 5);
+    for cell in cells {
+        assert!(cell["measured"].as_f64().expect("a number") > 0.0);
+        assert!(cell["predicted"].as_f64().expect("a number") > 0.0);
+        assert!(cell["published"].is_null(), "the page has no such disk");
+    }
+    assert!(place.report().contains("n1-standard-16"));
 }

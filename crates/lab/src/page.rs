@@ -30,9 +30,9 @@ use crate::process::free_ports;
 /// Version of the JSON form.
 pub const SCHEMA_VERSION: u32 = 1;
 /// The catalogue of the page.
-const CATALOGUE: &str = "gcp-2019";
+pub(crate) const CATALOGUE: &str = "gcp-2019";
 /// The page's MB: 4,500 writes of 16 KB are its 72 MB, so it has 1,000 KB, which are 1,024 bytes.
-const PAGE_MB_BYTES: f64 = 1_024_000.0;
+pub(crate) const PAGE_MB_BYTES: f64 = 1_024_000.0;
 /// How far from what is printed a measurement may be, in %.
 pub const TOLERANCE_PERCENT: f64 = 2.0;
 /// Bytes of an emulated disk, whose size is what is emulated and not what is there. Nothing keeps
@@ -51,7 +51,7 @@ struct Disk {
 }
 
 /// The page's columns: reads a second, writes of 8 and of 16 KB a second, MB/s read and written.
-const COLUMNS: [Column; 5] = [
+pub(crate) const COLUMNS: [Column; 5] = [
     Column::new("read-16k", Pattern::RandRead, 16, false),
     Column::new("write-8k", Pattern::RandWrite, 8, false),
     Column::new("write-16k", Pattern::RandWrite, 16, false),
@@ -61,11 +61,11 @@ const COLUMNS: [Column; 5] = [
 
 /// What of a disk is measured.
 #[derive(Clone, Copy, Debug)]
-struct Column {
-    job: &'static str,
-    pattern: Pattern,
-    kib: u64,
-    is_throughput: bool,
+pub(crate) struct Column {
+    pub(crate) job: &'static str,
+    pub(crate) pattern: Pattern,
+    pub(crate) kib: u64,
+    pub(crate) is_throughput: bool,
 }
 
 impl Column {
@@ -81,7 +81,7 @@ impl Column {
         }
     }
 
-    fn unit(&self) -> &'static str {
+    pub(crate) fn unit(&self) -> &'static str {
         if self.is_throughput { "MB/s" } else { "IOPS" }
     }
 }
@@ -130,6 +130,30 @@ impl Disk {
     }
 }
 
+/// What measures a column.
+pub(crate) fn job(column: &Column, ramp_ms: u64, runtime_ms: u64) -> Job {
+    Job {
+        name: column.job.to_owned(),
+        pattern: column.pattern,
+        block_bytes: column.kib << 10,
+        // 60,000 reads of 2.5 ms are 150 in flight; 4,700 large ones are 12.
+        depth: if column.is_throughput { 32 } else { 256 },
+        threads: 1,
+        disks: 1,
+        ramp_ms,
+        runtime_ms,
+        ..Job::default()
+    }
+}
+
+/// What the page prints of a disk on a machine, if a row of it is among these.
+pub(crate) fn printed(kind: &str, size_gb: u32, machine: &str, column: &Column) -> Option<f64> {
+    let is = |d: &&Disk| (d.kind, d.size_gb, d.machine) == (kind, size_gb, machine);
+    let cells = DISKS.iter().find(is)?.cells;
+    let at = COLUMNS.iter().position(|other| other.job == column.job)?;
+    cells.get(at).copied()
+}
+
 /// What is asked.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -148,21 +172,6 @@ pub struct Options {
 }
 
 impl Options {
-    fn job(&self, column: &Column) -> Job {
-        Job {
-            name: column.job.to_owned(),
-            pattern: column.pattern,
-            block_bytes: column.kib << 10,
-            // 60,000 reads of 2.5 ms are 150 in flight; 4,700 large ones are 12.
-            depth: if column.is_throughput { 32 } else { 256 },
-            threads: 1,
-            disks: 1,
-            ramp_ms: self.ramp_ms,
-            runtime_ms: self.runtime_ms,
-            ..Job::default()
-        }
-    }
-
     fn plan(&self, port: u16) -> Plan {
         let address = |disk: &Disk| device(&[port], &disk.volume_name());
         let targets = DISKS
@@ -175,7 +184,7 @@ impl Options {
             schema_version: RESULTS_VERSION,
             suite: "limits".to_owned(),
             title: "Experiment D on EMULATED disks: the limits of Google's page".to_owned(),
-            jobs: COLUMNS.iter().map(|column| self.job(column)).collect(),
+            jobs: COLUMNS.iter().map(|column| job(column, self.ramp_ms, self.runtime_ms)).collect(),
             targets: targets.collect(),
             repetitions: self.repetitions,
             steady_state: false,

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use flagstone_bench::units::parse_time_ms;
 
-use super::real_args::RealMirrorArgs;
+use super::real_args::{
+    RealFabricArgs, RealFailoverArgs, RealLimitsArgs, RealMirrorArgs, RealProvisionedArgs,
+};
 use crate::bench::args::TableForm;
 
 /// Arguments of `flagstone lab`.
@@ -19,15 +21,15 @@ pub struct LabArgs {
 /// The experiments.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
-    /// A mirror against no mirror, on emulated disks, beside the published table
+    /// A mirror against no mirror, emulated or on real nodes, beside the published table
     Mirror(MirrorArgs),
     /// A node of a mirror dies under a verifying load, and comes back
     Failover(FailoverArgs),
     /// Local SSDs against the same over NVMe/TCP, beside the published table
     Fabric(FabricArgs),
-    /// What a larger disk brings: two emulated disks, the formula, and what was published
+    /// What a larger disk brings: emulated or real disks, the formula, and what was published
     Provisioned(ProvisionedArgs),
-    /// The limits of cloud disks: rows of the page's tables, emulated and measured
+    /// The limits of cloud disks: rows of the page's tables, emulated, or a real disk, measured
     Limits(LimitsArgs),
 }
 
@@ -72,6 +74,9 @@ pub struct MirrorArgs {
 /// Arguments of `flagstone lab failover`.
 #[derive(Debug, Args)]
 pub struct FailoverArgs {
+    /// Real nodes in place of processes of this machine.
+    #[command(flatten)]
+    pub nodes: RealFailoverArgs,
     /// How long the load goes on before all that it wrote is read back
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = drill_time)]
     pub time: u64,
@@ -94,6 +99,9 @@ pub struct FailoverArgs {
 /// Arguments of `flagstone lab provisioned`.
 #[derive(Debug, Args)]
 pub struct ProvisionedArgs {
+    /// Real disks in place of emulated ones.
+    #[command(flatten)]
+    pub real: RealProvisionedArgs,
     /// Under half a minute: a first look
     #[arg(long)]
     pub short: bool,
@@ -118,6 +126,9 @@ pub struct ProvisionedArgs {
 /// Arguments of `flagstone lab limits`.
 #[derive(Debug, Args)]
 pub struct LimitsArgs {
+    /// Real disks in place of emulated ones.
+    #[command(flatten)]
+    pub real: RealLimitsArgs,
     /// Some two minutes: a first look
     #[arg(long)]
     pub short: bool,
@@ -145,6 +156,9 @@ pub struct LimitsArgs {
 /// Arguments of `flagstone lab fabric`.
 #[derive(Debug, Args)]
 pub struct FabricArgs {
+    /// Real disks in place of emulated ones.
+    #[command(flatten)]
+    pub real: RealFabricArgs,
     /// Under a minute: a first look
     #[arg(long)]
     pub short: bool,

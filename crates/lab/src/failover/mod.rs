@@ -34,22 +34,22 @@ pub const SCHEMA_VERSION: u32 = 1;
 /// The volume's name.
 const VOLUME: &str = "db";
 /// What tables call it.
-const TARGET: &str = "mirror, both nodes";
+pub(crate) const TARGET: &str = "mirror, both nodes";
 /// Bytes of each node's file.
 const NODE_BYTES: u64 = 256 << 20;
 /// Bytes of it that the load uses: read back at the end by 8 at a time, in some 3 s.
-const LOAD_BYTES: u64 = 64 << 20;
+pub(crate) const LOAD_BYTES: u64 = 64 << 20;
 /// Requests in flight.
-const DEPTH: u32 = 8;
+pub(crate) const DEPTH: u32 = 8;
 /// How long a silent peer counts as alive: the least that the load has to wait when a node dies.
 const PEER_TIMEOUT: &str = "2s";
 /// Of the emulated disk: the published rows' at 8K, and a read of the same kind.
 const LATENCIES: &str = "write_latency = \"1935us\", read_latency = \"800us\"";
 /// Parts of the load's time at which the source dies, comes back, and gets its role again, if what
 /// is before has ended.
-const DEATH: f64 = 0.2;
-const RETURN: f64 = 0.5;
-const SWITCHOVER: f64 = 0.8;
+pub(crate) const DEATH: f64 = 0.2;
+pub(crate) const RETURN: f64 = 0.5;
+pub(crate) const SWITCHOVER: f64 = 0.8;
 
 /// Who follows it: a terminal, or nobody.
 pub trait Follower {
@@ -115,6 +115,35 @@ pub struct Summary {
 }
 
 impl Summary {
+    /// Without what is known from elsewhere.
+    pub(crate) fn of_load(results: &Results, emulated: bool, events: &[Event]) -> Summary {
+        // What was not read back was not verified.
+        let verify = results.verify.as_ref().filter(|verify| verify.read_back);
+        let longest_us = results.total.as_ref().map_or(0.0, |total| total.latency_us.max);
+        Summary {
+            schema_version: SCHEMA_VERSION,
+            experiment: "failover",
+            emulated,
+            blocks_written: verify.map_or(0, |verify| verify.blocks_written),
+            blocks_checked: verify.map_or(0, |verify| verify.blocks_checked),
+            wrong_blocks: verify.map_or(0, |verify| verify.violations),
+            errors: results.errors.iter().map(|error| error.count).sum::<u64>()
+                + results.unfinished_ios,
+            longest_ms: longest_us / 1e3,
+            failover_ms: 0.0,
+            resynced_bytes: 0,
+            volume_bytes: 0,
+            return_ms: 0.0,
+            switchover_ms: 0.0,
+            events: events.to_vec(),
+            timeline: results
+                .samples
+                .iter()
+                .map(|sample| Point { at_s: sample.at_s, iops: sample.iops })
+                .collect(),
+        }
+    }
+
     /// Nothing was lost, and the host saw no error.
     pub fn is_right(&self) -> bool {
         self.wrong_blocks == 0 && self.errors == 0 && self.blocks_checked > 0
@@ -139,9 +168,9 @@ impl Summary {
 pub struct Outcome {
     /// The numbers.
     pub summary: Summary,
-    plan: Plan,
-    record: Record,
-    raw: String,
+    pub(crate) plan: Plan,
+    pub(crate) record: Record,
+    pub(crate) raw: String,
 }
 
 impl Outcome {
@@ -334,54 +363,12 @@ impl Drill<'_> {
     }
 
     fn end_load(&self, load: Begun) -> Result<(Results, String), Error> {
-        let what = || shell("flagstone", &self.arguments());
-        let ended = load.end(self.options.seconds + PATIENCE_S, self.interrupt)?;
-        let ended = ended.ok_or_else(|| Error::Unexpected {
-            what: what(),
-            detail: "it does not come to its end".to_owned(),
-        })?;
-        // There are results of a load that found something wrong, too.
-        match serde_json::from_str(&ended.output) {
-            Ok(results) => Ok((results, ended.output)),
-            Err(error) if ended.status.success() => {
-                Err(Error::Unexpected { what: what(), detail: error.to_string() })
-            }
-            Err(_) => Err(Error::Command {
-                command: what(),
-                node: "the host".to_owned(),
-                status: ended.status.to_string(),
-                said: ended.said,
-            }),
-        }
+        let command = shell("flagstone", &self.arguments());
+        ended(load, &command, self.options.seconds + PATIENCE_S, self.interrupt)
     }
 
-    /// Without what is known from elsewhere.
     fn summary(&self, results: &Results) -> Summary {
-        // What was not read back was not verified.
-        let verify = results.verify.as_ref().filter(|verify| verify.read_back);
-        let longest_us = results.total.as_ref().map_or(0.0, |total| total.latency_us.max);
-        Summary {
-            schema_version: SCHEMA_VERSION,
-            experiment: "failover",
-            emulated: self.options.emulate,
-            blocks_written: verify.map_or(0, |verify| verify.blocks_written),
-            blocks_checked: verify.map_or(0, |verify| verify.blocks_checked),
-            wrong_blocks: verify.map_or(0, |verify| verify.violations),
-            errors: results.errors.iter().map(|error| error.count).sum::<u64>()
-                + results.unfinished_ios,
-            longest_ms: longest_us / 1e3,
-            failover_ms: 0.0,
-            resynced_bytes: 0,
-            volume_bytes: 0,
-            return_ms: 0.0,
-            switchover_ms: 0.0,
-            events: self.events.clone(),
-            timeline: results
-                .samples
-                .iter()
-                .map(|sample| Point { at_s: sample.at_s, iops: sample.iops })
-                .collect(),
-        }
+        Summary::of_load(results, self.options.emulate, &self.events)
     }
 
     fn outcome(&self, summary: Summary, results: &Results, raw: String) -> Outcome {
@@ -424,6 +411,33 @@ impl Drill<'_> {
             ..Record::new("failover", &job, &target, Measurement::of_load(results))
         };
         Outcome { summary, plan, record, raw }
+    }
+}
+
+/// Waits for the end of a verifying load; gives what it found, also as it printed it.
+///
+/// # Errors
+/// That it does not end or has no results, and the user's interruption. That data is wrong is a
+/// result.
+pub(crate) fn ended(
+    load: Begun,
+    command: &str,
+    seconds_most: f64,
+    interrupt: &Interrupt,
+) -> Result<(Results, String), Error> {
+    let unexpected = |detail: String| Error::Unexpected { what: command.to_owned(), detail };
+    let ended = load.end(seconds_most, interrupt)?;
+    let ended = ended.ok_or_else(|| unexpected("it does not come to its end".to_owned()))?;
+    // There are results of a load that found something wrong, too.
+    match serde_json::from_str(&ended.output) {
+        Ok(results) => Ok((results, ended.output)),
+        Err(error) if ended.status.success() => Err(unexpected(error.to_string())),
+        Err(_) => Err(Error::Command {
+            command: command.to_owned(),
+            node: "the host".to_owned(),
+            status: ended.status.to_string(),
+            said: ended.said,
+        }),
     }
 }
 

@@ -10,7 +10,11 @@
 //!
 //! [`mirror`], [`failover`], [`fabric`], [`provisioned`] and [`limits`] are the experiments.
 
+pub mod fabric;
+pub mod failover;
+pub mod limits;
 pub mod mirror;
+pub mod provisioned;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -48,6 +52,8 @@ pub struct Common {
     pub destroy: Vec<String>,
     /// What was told of disks that cannot be looked into.
     pub origins: BTreeMap<String, Origin>,
+    /// Whether devices that have parts that were never written are filled before they are written to.
+    pub precondition: bool,
     /// Who drives `nvme-tcp://`.
     pub initiator: Choice,
     /// Warm-up of each measurement, in ms.
@@ -103,7 +109,7 @@ impl Common {
             targets,
             repetitions: self.repetitions,
             steady_state: false,
-            precondition: true,
+            precondition: self.precondition,
             // Files that are not there are refused before.
             file_bytes: 1 << 20,
             initiator: self.initiator,
@@ -302,6 +308,7 @@ pub(crate) mod tests {
             machine: Some("n2-standard-8".to_owned()),
             destroy: Vec::new(),
             origins: BTreeMap::new(),
+            precondition: false,
             initiator: Choice::Flagstone,
             ramp_ms: 0,
             runtime_ms: 100,
