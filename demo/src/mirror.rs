@@ -91,6 +91,7 @@ pub(crate) fn run(
         command: "make demo".to_owned(),
         scratch: directory.to_owned(),
         seconds: LOAD_SECONDS,
+        death: failover::Death::Kill,
         emulate: false,
     };
     let outcome = failover::run(&options, progress, interrupt)?;

@@ -41,6 +41,19 @@ pub const PLOT_CHARACTERS: usize = 107;
 pub const REPORT_POINTS: usize = 60_000;
 /// Points of time series in the data of one report, at some 7 bytes each.
 pub const REPORT_DATA_POINTS: usize = 150_000;
+/// Bytes of what an experiment adds to its report: a drill of an hour is 3,600 points of some 40
+/// bytes, a table some kilobytes.
+pub const EXTRAS_BYTES: u64 = 4 << 20;
+/// Tables of it.
+pub const EXTRAS_TABLES: usize = 32;
+/// Cells of all its tables together: `lab limits` has some 400.
+pub const EXTRAS_CELLS: usize = 20_000;
+/// Sentences of it.
+pub const EXTRAS_DOUBTS: usize = 100;
+/// Pictures of it.
+pub const EXTRAS_PICTURES: usize = 16;
+/// Moments that one of its pictures points at.
+pub const EXTRAS_MARKS: usize = 64;
 /// Targets of one campaign.
 pub const TARGETS: usize = 64;
 /// Disks that one target joins.

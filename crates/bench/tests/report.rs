@@ -9,9 +9,10 @@ use flagstone_bench::environment::{Disk, Environment};
 use flagstone_bench::measurement::{Measurement, PERCENTILES};
 use flagstone_bench::nature::{Nature, Origin};
 use flagstone_bench::os::Stopwatch;
-use flagstone_bench::report::{Report, Run};
+use flagstone_bench::report::{Album, Drawing, Drawn, Extras, Report, Run};
 use flagstone_bench::results::{Record, Store};
 use flagstone_bench::suite;
+use flagstone_bench::table::Table;
 
 /// Numbers that differ and are always the same.
 struct Numbers(u64);
@@ -250,6 +251,85 @@ fn what_is_not_real_is_marked_wherever_it_stands() {
         !Report::new(vec![run]).html().contains("class=\"notice\""),
         "real disks have no notice"
     );
+}
+
+/// What an experiment adds, with texts that would be markup if they were not escaped.
+fn extras() -> Extras {
+    let mut table = Table::new("Ours <b>beside</b> theirs [EMULATED]", &["size", "MB/s"]);
+    table.rows.push(vec!["</table><script>".to_owned(), "1.5".to_owned()]);
+    let lines = Drawn::Lines {
+        x: "seconds".to_owned(),
+        y: "IOPS".to_owned(),
+        lines: vec![("load".to_owned(), vec![(1.0, 5.0), (2.0, 7.0)])],
+        marks: vec![(1.5, "<b>it dies".to_owned())],
+    };
+    let drawing = Drawing {
+        id: "timeline".to_owned(),
+        title: "A node dies [EMULATED]".to_owned(),
+        panels: vec![lines],
+        ..Drawing::default()
+    };
+    Extras::new("An experiment")
+        .with_picture(drawing)
+        .with_tables("beside", vec![table])
+        .with_doubts(&["<script src=x>doubt</script>".to_owned()])
+}
+
+/// Every name in the page is that of one element.
+fn names_are_unique(document: &roxmltree::Document<'_>) {
+    let mut ids: Vec<_> = document.descendants().filter_map(|n| n.attribute("id")).collect();
+    ids.sort_unstable();
+    let twice = ids.windows(2).find(|pair| pair[0] == pair[1]);
+    assert_eq!(twice, None);
+}
+
+#[test]
+fn an_experiments_own_tables_and_pictures_come_first() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let results = mirror(directory.path(), Nature::Emulated);
+    let read = || Report::new(vec![Run::read(&results).expect("it can be read")]);
+    assert!(!read().html().contains("id=\"experiment\""), "nothing was added yet");
+    extras().write(&results).expect("it can be written");
+    let report = read();
+    let html = report.html();
+    assert_eq!(html, read().html(), "made again, it is the same");
+    let document = parsed(&html);
+    names_are_unique(&document);
+    let found = structure(&document);
+    let at = |what: &str| found.find(what).unwrap_or_else(|| panic!("{what}:\n{found}"));
+    assert!(at("plot plot-lab-timeline: A node dies [EMULATED]") < at("h2: Results"));
+    assert!(at("table: Ours <b>beside</b> theirs") < at("h2: Results"));
+    let items: Vec<_> =
+        document.descendants().filter(|n| n.has_tag_name("li")).map(text_of).collect();
+    assert!(items.contains(&"<script src=x>doubt</script>".to_owned()), "{items:?}");
+    assert_eq!((html.matches("<script").count(), html.matches("<b>").count()), (1, 0));
+    let files = directory.path().join("files");
+    report.write_files(&files).expect("they can be written");
+    for name in ["lab-timeline.svg", "lab-timeline.png", "lab-beside.md", "lab-beside.csv"] {
+        assert!(files.join(name).exists(), "{name}");
+    }
+}
+
+#[test]
+fn an_album_has_the_summary_first_and_each_run_after() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let results = mirror(directory.path(), Nature::Emulated);
+    extras().write(&results).expect("it can be written");
+    let runs = [(); 2].map(|()| Run::read(&results).expect("it can be read"));
+    let html = Album::new(&extras(), runs.into()).html();
+    let document = parsed(&html);
+    names_are_unique(&document);
+    let found = structure(&document);
+    let at = |what: &str| found.find(what).unwrap_or_else(|| panic!("{what}:\n{found}"));
+    assert!(at("notice: Not only real disks.") < at("h2: Summary"));
+    assert!(at("h2: Summary") < at("h2: Mirrored against not"));
+    assert!(found.contains("plot part-2-plot-lab-timeline"), "{found}");
+    assert_eq!((html.matches("<script").count(), html.matches("<b>").count()), (1, 0));
+    let links = document.descendants().filter_map(|n| n.attribute("href"));
+    for link in links {
+        let id = link.strip_prefix('#').expect("to this page");
+        assert!(document.descendants().any(|n| n.attribute("id") == Some(id)), "{link}");
+    }
 }
 
 #[test]

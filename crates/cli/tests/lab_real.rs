@@ -124,7 +124,7 @@ fn mirrored(
         if in_files {
             data = place.path(&format!("{own}.data"));
             let file = fs::File::create(&data).expect("it can be made");
-            file.set_len(32 << 20).expect("it can be so large");
+            file.set_len(96 << 20).expect("it can be so large");
             log = place.path(&format!("{own}.intent"));
         }
         format!(

@@ -12,10 +12,11 @@
 //!
 //! Read in this order: [`node`] (a node as a process, by [`process`]), [`mirror`] (experiment A),
 //! [`failover`] (a node dies under a verifying load),
-//! [`fabric`] (experiment B), [`provisioned`] (experiment C), [`page`] (experiment D). [`error`] is what can go wrong, [`limits`]
-//! every bound.
+//! [`fabric`] (experiment B), [`provisioned`] (experiment C), [`page`] (experiment D), [`extras`]
+//! (what each adds to its report). [`error`] is what can go wrong, [`limits`] every bound.
 
 pub mod error;
+pub mod extras;
 pub mod fabric;
 pub mod failover;
 mod follow;

@@ -128,6 +128,15 @@ impl Node {
         }
     }
 
+    /// Stops it where it is, as the loss of its power looks from outside: it answers nothing any
+    /// more and closes nothing. Nothing if it is not running; then it can only be killed.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn fall_silent(&self) -> Result<(), Error> {
+        self.running.as_ref().map_or(Ok(()), Running::freeze)
+    }
+
     /// Stops it in order; nothing if it is not running.
     ///
     /// # Errors

@@ -62,6 +62,15 @@ impl Running {
         drop(self);
     }
 
+    /// Stops it where it is: it does nothing any more, but its connections stay.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn freeze(&self) -> Result<(), Error> {
+        kill_process(self.pid(), Signal::STOP)
+            .map_err(|cause| Error::System { what: "cannot freeze a node", cause: cause.into() })
+    }
+
     /// Asks it to stop, and waits until it has; `None` if it does not.
     ///
     /// # Errors
@@ -109,6 +118,15 @@ impl Begun {
         command.stdin(Stdio::null()).stdout(of(&output)?).stderr(of(&errors)?).process_group(0);
         let child = command.spawn().map_err(Error::system("cannot start a program"))?;
         Ok(Begun { running: Running(child), output, errors })
+    }
+
+    /// Asks it to come to its end, as Ctrl-C would.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn ask_to_end(&self) -> Result<(), Error> {
+        kill_process(self.running.pid(), Signal::INT)
+            .map_err(|cause| Error::System { what: "cannot stop a program", cause: cause.into() })
     }
 
     /// Waits for its end, for `seconds_most`; `None` after them, and it is killed.
@@ -204,6 +222,11 @@ mod tests {
         let ended = ended.expect("it ends");
         assert_eq!((ended.status.code(), &*ended.output, &*ended.said), (Some(3), "out\n", "err"));
         assert!(begin("sleep 1000").end(0.0, &never).unwrap().is_none());
+        let endless = begin("trap 'echo out; exit 4' INT; while :; do sleep 0.01; done");
+        // A shell that has not come to its trap ends by the signal.
+        endless.ask_to_end().unwrap();
+        let ended = endless.end(PATIENCE_S, &never).unwrap().expect("it ends");
+        assert!(!ended.status.success());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::Run;
+use super::{Extras, Run};
 use crate::campaign::Plan;
 use crate::environment::Environment;
 use crate::limits::REPORT_DATA_POINTS;
@@ -20,22 +20,25 @@ struct RunData<'a> {
     name: &'a str,
     plan: Option<&'a Plan>,
     environments: &'a [Environment],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extras: Option<&'a Extras>,
     results: Vec<Record>,
 }
 
 /// All of it as JSON.
-pub(super) fn json(runs: &[Run]) -> String {
+pub(super) fn json<'a>(runs: impl IntoIterator<Item = &'a Run>) -> String {
+    let runs: Vec<&Run> = runs.into_iter().collect();
     let records: usize = runs.iter().map(|run| run.rounds.len()).sum();
     let most = (REPORT_DATA_POINTS / records.max(1)).max(10);
-    let runs = runs.iter().map(|run| of_run(run, most)).collect();
+    let runs = runs.into_iter().map(|run| of_run(run, most)).collect();
     let data = Data { schema_version: SCHEMA_VERSION, runs };
     serde_json::to_string(&data).expect("it is always JSON")
 }
 
 fn of_run(run: &Run, most: usize) -> RunData<'_> {
-    let Run { name, rounds, plan, environments, .. } = run;
+    let Run { name, rounds, plan, environments, extras, .. } = run;
     let results = rounds.iter().map(|record| small(record.clone(), most)).collect();
-    RunData { name, plan: plan.as_ref(), environments, results }
+    RunData { name, plan: plan.as_ref(), environments, extras: extras.as_ref(), results }
 }
 
 fn small(mut record: Record, most: usize) -> Record {

@@ -26,11 +26,11 @@ impl Report {
             let path = directory.join(name);
             fs::write(&path, bytes).map_err(Error::file("cannot write", path))
         };
-        for named in &self.tables {
+        for named in self.extras.iter().flat_map(|shown| &shown.tables).chain(&self.tables) {
             write(format!("{}.md", named.id), named.table.write(Form::Markdown).as_bytes())?;
             write(format!("{}.csv", named.id), named.table.write(Form::Csv).as_bytes())?;
         }
-        for plot in &self.plots {
+        for plot in self.extras.iter().flat_map(|shown| &shown.plots).chain(&self.plots) {
             write(format!("{}.svg", plot.id), plot.picture.svg(Theme::Auto).as_bytes())?;
             let picture = png(&plot.picture, PNG_SCALE)
                 .map_err(|error| Error::Usage(format!("{}: {error}", plot.id)))?;

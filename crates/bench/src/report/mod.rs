@@ -7,9 +7,12 @@
 //! markup; and the report of 1,000 results stays below 5 MB.
 //!
 //! [`Run`] reads, [`Report`] gathers, `plots` and `tables` show, `page` writes the HTML and [`files`]
-//! the rest.
+//! the rest. An experiment adds [`Extras`] to its results; an [`Album`] is several reports in one
+//! page.
 
+mod album;
 mod data;
+mod extras;
 mod files;
 mod html;
 mod page;
@@ -20,6 +23,10 @@ mod tables;
 use std::path::Path;
 
 use flagstone_plot::Figure as Picture;
+use serde::{Deserialize, Serialize};
+
+pub use self::album::Album;
+pub use self::extras::{Drawing, Drawn, Extras};
 
 use crate::campaign::Plan;
 use crate::compare::Comparison;
@@ -42,6 +49,8 @@ pub struct Run {
     pub plan: Option<Plan>,
     /// What it was done on.
     pub environments: Vec<Environment>,
+    /// What an experiment added.
+    pub extras: Option<Extras>,
 }
 
 impl Run {
@@ -59,12 +68,14 @@ impl Run {
                 rounds,
                 plan: None,
                 environments: Vec::new(),
+                extras: None,
             });
         }
         let (store, plan) = Store::open(path)?;
         let records = results::settled(rounds.clone(), &plan);
         let environments = store.environments()?;
-        Ok(Run { name, rounds, records, plan: Some(plan), environments })
+        let extras = Extras::read(path)?;
+        Ok(Run { name, rounds, records, plan: Some(plan), environments, extras })
     }
 }
 
@@ -78,12 +89,44 @@ pub(crate) struct Plot {
 }
 
 /// A table with the name of its files.
-#[derive(Clone, Debug)]
-pub(crate) struct Named {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Named {
     /// Lower-case letters, digits and `-`.
-    pub(crate) id: String,
+    pub id: String,
     /// What it says.
-    pub(crate) table: Table,
+    #[serde(flatten)]
+    pub table: Table,
+}
+
+/// Where a report stands in a page: alone, or as one of several.
+#[derive(Clone, Debug, Default)]
+struct Place {
+    /// Before each name that is one of the whole page.
+    prefix: String,
+    /// How much deeper its headings are.
+    depth: usize,
+}
+
+/// What an experiment added, to be shown.
+#[derive(Debug)]
+struct Shown {
+    title: String,
+    plots: Vec<Plot>,
+    tables: Vec<Named>,
+    doubts: Vec<String>,
+}
+
+impl Shown {
+    /// Names begin with what is not that of any table or plot of the measurements.
+    fn new(extras: &Extras, prefix: &str) -> Shown {
+        let named = |id: String| format!("{prefix}{id}");
+        Shown {
+            title: extras.title.clone(),
+            plots: extras.plots().map(|plot| Plot { id: named(plot.id), ..plot }).collect(),
+            tables: extras.named().map(|table| Named { id: named(table.id), ..table }).collect(),
+            doubts: extras.doubts.clone(),
+        }
+    }
 }
 
 /// All that a report shows.
@@ -91,6 +134,9 @@ pub(crate) struct Named {
 pub struct Report {
     runs: Vec<Run>,
     title: String,
+    place: Place,
+    /// Of the runs that have any, in order.
+    extras: Vec<Shown>,
     comparison: Comparison,
     tables: Vec<Named>,
     plots: Vec<Plot>,
@@ -108,7 +154,13 @@ impl Report {
         let mut plots = plots::all(&runs, &comparison);
         let plots_left_out = plots.len().saturating_sub(crate::limits::REPORT_PLOTS);
         plots.truncate(crate::limits::REPORT_PLOTS);
-        Report { runs, title, comparison, tables, plots, plots_left_out }
+        let several = runs.iter().filter(|run| run.extras.is_some()).count() > 1;
+        let prefix =
+            |at: usize| if several { format!("lab-{}-", at + 1) } else { "lab-".to_owned() };
+        let shown = |(at, run): (usize, &Run)| Some(Shown::new(run.extras.as_ref()?, &prefix(at)));
+        let extras = runs.iter().enumerate().filter_map(shown).collect();
+        let place = Place::default();
+        Report { runs, title, place, extras, comparison, tables, plots, plots_left_out }
     }
 
     /// What is compared, and what is not known to be real, as one sentence for each.

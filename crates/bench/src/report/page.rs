@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use flagstone_plot::Theme;
 
 use super::html::{Writer, json_in_script};
-use super::{Report, Run, data, repeat};
+use super::{Plot, Report, Run, data, repeat};
 use crate::campaign::Plan;
 use crate::compare::{Figure, SIGNIFICANT, Verdict};
 use crate::environment::{Disk, Environment};
@@ -18,10 +18,13 @@ use crate::units::{format_number, format_seconds, format_utc};
 const STYLE: &str = include_str!("style.css");
 /// Noise from which on it is said before all numbers, in %.
 const NOISY_PERCENT: f64 = 10.0;
+/// Above the doubts of an experiment.
+pub(super) const DOUBTS: &str = "What the numbers do not say by themselves";
 /// Differences that are listed before the tables.
 const FINDINGS: usize = 12;
 /// The sections: where they are and what they are called.
-const SECTIONS: [(&str, &str); 6] = [
+const SECTIONS: [(&str, &str); 7] = [
+    ("experiment", "The experiment"),
     ("results", "Results"),
     ("plots", "Plots"),
     ("method", "How it was measured"),
@@ -34,49 +37,70 @@ impl Report {
     /// The report as one HTML document.
     pub fn html(&self) -> String {
         let mut out = Writer::default();
-        out.raw("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
-        out.raw("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
-        out.raw("<meta name=\"color-scheme\" content=\"light dark\">\n");
-        out.element("title", &format!("{} - flagstone bench", self.title));
-        out.raw(&format!("\n<style>\n{STYLE}</style>\n</head>\n<body>\n"));
-        self.header(&mut out);
-        out.raw("<main>\n");
-        self.results(&mut out);
-        self.pictures(&mut out);
-        self.method(&mut out);
-        self.environment(&mut out);
-        self.commands(&mut out);
-        self.data(&mut out);
-        out.raw("</main>\n<footer>");
-        out.element("p", &format!("Made by flagstone bench {}.", env!("CARGO_PKG_VERSION")));
-        out.raw("</footer>\n</body>\n</html>\n");
+        begin(&mut out, &self.title);
+        out.raw("<header>\n");
+        out.element("h1", &self.title);
+        self.about(&mut out);
+        notice(&mut out, &self.warnings());
+        let sections = SECTIONS.into_iter().skip(usize::from(self.extras.is_empty()));
+        navigation(&mut out, sections.map(|(id, name)| (id.to_owned(), name)));
+        out.raw("</header>\n<main>\n");
+        self.body(&mut out);
+        data_section(&mut out, &self.runs);
+        out.raw("</main>\n");
+        end(&mut out);
         out.finish()
     }
 
-    fn header(&self, out: &mut Writer) {
-        out.raw("<header>\n");
-        out.element("h1", &self.title);
+    /// All sections but the data.
+    pub(super) fn body(&self, out: &mut Writer) {
+        self.experiment(out);
+        self.results(out);
+        self.pictures(out);
+        self.method(out);
+        self.environment(out);
+        self.commands(out);
+    }
+
+    /// What is compared, and when it was measured.
+    pub(super) fn about(&self, out: &mut Writer) {
         let names = self.comparison.names().join(", ");
         out.element("p class=\"about\"", &format!("{names}{}", self.when()));
-        let warnings = self.warnings();
-        if !warnings.is_empty() {
-            out.raw("<div class=\"notice\" role=\"note\">");
-            let false_disk = warnings.iter().any(|(nature, _)| *nature >= Nature::Memory);
-            let head =
-                if false_disk { "Not only real disks." } else { "Not known to be real disks." };
-            out.raw("<p>");
-            out.element("strong", head);
-            out.raw("</p>");
-            warnings.iter().for_each(|(_, text)| out.element("p", &format!("{text}.")));
-            out.raw("</div>\n");
+    }
+
+    fn section(&self, out: &mut Writer, at: usize) {
+        let (id, name) = SECTIONS[at];
+        out.raw(&format!("<section id=\"{}{id}\">\n", self.place.prefix));
+        self.heading(out, 2, name);
+        out.raw("\n");
+    }
+
+    fn heading(&self, out: &mut Writer, depth: usize, text: &str) {
+        out.element(&format!("h{}", depth + self.place.depth), text);
+    }
+
+    fn table(&self, out: &mut Writer, id: &str, table: &Table) {
+        out.table(&format!("{}{id}", self.place.prefix), table);
+    }
+
+    /// What the experiments of the runs are about, before all that was measured.
+    fn experiment(&self, out: &mut Writer) {
+        if self.extras.is_empty() {
+            return;
         }
-        out.raw("<nav aria-label=\"Sections\"><ul>");
-        for (id, name) in SECTIONS {
-            out.raw("<li>");
-            out.element(&format!("a href=\"#{id}\""), name);
-            out.raw("</li>");
+        self.section(out, 0);
+        for shown in &self.extras {
+            if self.extras.len() > 1 {
+                self.heading(out, 3, &shown.title);
+            }
+            plots(out, &self.place.prefix, &shown.plots);
+            shown.tables.iter().for_each(|named| self.table(out, &named.id, &named.table));
+            if !shown.doubts.is_empty() {
+                self.heading(out, 3, DOUBTS);
+                list(out, &shown.doubts);
+            }
         }
-        out.raw("</ul></nav>\n</header>\n");
+        out.raw("</section>\n");
     }
 
     /// When it was measured.
@@ -92,14 +116,12 @@ impl Report {
     }
 
     fn results(&self, out: &mut Writer) {
-        section(out, 0);
+        self.section(out, 1);
         let findings = self.findings();
         if !findings.is_empty() {
-            out.raw("<ul>");
-            findings.iter().for_each(|text| out.element("li", text));
-            out.raw("</ul>\n");
+            list(out, &findings);
         }
-        self.tables.iter().for_each(|named| out.table(&named.id, &named.table));
+        self.tables.iter().for_each(|named| self.table(out, &named.id, &named.table));
         out.raw("</section>\n");
     }
 
@@ -170,7 +192,7 @@ impl Report {
     }
 
     fn pictures(&self, out: &mut Writer) {
-        section(out, 1);
+        self.section(out, 2);
         if self.plots_left_out > 0 {
             let text = format!(
                 "{} plots were left out, as there are too many; the data has what they would show.",
@@ -178,20 +200,15 @@ impl Report {
             );
             out.element("p", &text);
         }
-        out.raw("<div class=\"plots\">\n");
-        for plot in &self.plots {
-            out.raw(&format!("<figure id=\"plot-{}\">", super::slug(&plot.id)));
-            out.raw(plot.picture.svg(Theme::Auto).trim_end());
-            out.raw("</figure>\n");
-        }
-        out.raw("</div>\n</section>\n");
+        plots(out, &self.place.prefix, &self.plots);
+        out.raw("</section>\n");
     }
 
     fn method(&self, out: &mut Writer) {
-        section(out, 2);
+        self.section(out, 3);
         for run in &self.runs {
             if self.runs.len() > 1 {
-                out.element("h3", &run.name);
+                self.heading(out, 3, &run.name);
             }
             match &run.plan {
                 Some(plan) => method_of(out, plan),
@@ -228,24 +245,28 @@ impl Report {
     }
 
     fn environment(&self, out: &mut Writer) {
-        section(out, 3);
+        self.section(out, 4);
         for (at, run) in self.runs.iter().enumerate() {
             if self.runs.len() > 1 {
-                out.element("h3", &run.name);
+                self.heading(out, 3, &run.name);
             }
             if run.environments.is_empty() {
                 out.element("p", "It is not known: a file of results does not tell.");
             }
             for (number, found) in run.environments.iter().enumerate() {
-                environment_of(out, &format!("disks-{at}-{number}"), found);
+                environment_of(out, found);
+                let disks = disks_of(found);
+                if !disks.rows.is_empty() {
+                    self.table(out, &format!("disks-{at}-{number}"), &disks);
+                }
             }
-            origins(out, run);
+            self.origins(out, run);
         }
         out.raw("</section>\n");
     }
 
     fn commands(&self, out: &mut Writer) {
-        section(out, 4);
+        self.section(out, 5);
         for plan in self.runs.iter().filter_map(|run| run.plan.as_ref()) {
             let (command, note) = repeat::run_command(plan);
             out.element("p", "All of it:");
@@ -255,36 +276,102 @@ impl Report {
             }
         }
         for (what, command) in repeat::commands(&self.runs) {
-            out.element("h3", &what);
+            self.heading(out, 3, &what);
             out.element("pre", &command);
         }
         out.raw("</section>\n");
     }
 
-    fn data(&self, out: &mut Writer) {
-        section(out, 5);
-        out.element(
-            "p",
-            "This page holds the plans, the environments and every measurement as JSON, in its last \
+    /// What the user told of disks that cannot be looked into.
+    fn origins(&self, out: &mut Writer, run: &Run) {
+        let origins = run.plan.as_ref().map(|plan| &plan.origins);
+        for (disk, origin) in origins.unwrap_or(&BTreeMap::new()) {
+            let nature = origin.nature.warning().unwrap_or("a real disk, as the user said");
+            self.heading(out, 3, &format!("What {disk} is made of: {nature}"));
+            if !origin.stack.is_empty() {
+                out.element("pre", &origin.stack);
+            }
+        }
+    }
+}
+
+/// The beginning of a page, up to what it shows.
+pub(super) fn begin(out: &mut Writer, title: &str) {
+    out.raw("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+    out.raw("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
+    out.raw("<meta name=\"color-scheme\" content=\"light dark\">\n");
+    out.element("title", &format!("{title} - flagstone bench"));
+    out.raw(&format!("\n<style>\n{STYLE}</style>\n</head>\n<body>\n"));
+}
+
+/// Its end.
+pub(super) fn end(out: &mut Writer) {
+    out.raw("<footer>");
+    out.element("p", &format!("Made by flagstone bench {}.", env!("CARGO_PKG_VERSION")));
+    out.raw("</footer>\n</body>\n</html>\n");
+}
+
+/// What is not known to be a real disk, above all else.
+pub(super) fn notice(out: &mut Writer, warnings: &[(Nature, String)]) {
+    if warnings.is_empty() {
+        return;
+    }
+    out.raw("<div class=\"notice\" role=\"note\">");
+    let false_disk = warnings.iter().any(|(nature, _)| *nature >= Nature::Memory);
+    let head = if false_disk { "Not only real disks." } else { "Not known to be real disks." };
+    out.raw("<p>");
+    out.element("strong", head);
+    out.raw("</p>");
+    warnings.iter().for_each(|(_, text)| out.element("p", &format!("{text}.")));
+    out.raw("</div>\n");
+}
+
+/// Links to sections of the page: where they are, and what they are called.
+pub(super) fn navigation<'a>(out: &mut Writer, sections: impl Iterator<Item = (String, &'a str)>) {
+    out.raw("<nav aria-label=\"Sections\"><ul>");
+    for (id, name) in sections {
+        out.raw("<li>");
+        out.element(&format!("a href=\"#{id}\""), name);
+        out.raw("</li>");
+    }
+    out.raw("</ul></nav>\n");
+}
+
+pub(super) fn list(out: &mut Writer, texts: &[String]) {
+    out.raw("<ul>");
+    texts.iter().for_each(|text| out.element("li", text));
+    out.raw("</ul>\n");
+}
+
+pub(super) fn plots(out: &mut Writer, prefix: &str, plots: &[Plot]) {
+    out.raw("<div class=\"plots\">\n");
+    for plot in plots {
+        out.raw(&format!("<figure id=\"{prefix}plot-{}\">", super::slug(&plot.id)));
+        out.raw(plot.picture.svg(Theme::Auto).trim_end());
+        out.raw("</figure>\n");
+    }
+    out.raw("</div>\n");
+}
+
+/// The data of all that is in the page.
+pub(super) fn data_section<'a>(out: &mut Writer, runs: impl IntoIterator<Item = &'a Run>) {
+    let (id, name) = SECTIONS[6];
+    out.raw(&format!("<section id=\"{id}\">\n"));
+    out.element("h2", name);
+    out.element(
+        "p",
+        "This page holds the plans, the environments and every measurement as JSON, in its last \
              element. In Python:",
-        );
-        out.element(
+    );
+    out.element(
             "pre",
             "import json, re\n\
              page = open(\"report.html\", encoding=\"utf-8\").read()\n\
              data = json.loads(re.search(r'<script type=\"application/json\" id=\"data\">(.*?)</script>', page, re.S)[1])",
         );
-        out.raw("<script type=\"application/json\" id=\"data\">");
-        out.raw(&json_in_script(&data::json(&self.runs)));
-        out.raw("</script>\n</section>\n");
-    }
-}
-
-fn section(out: &mut Writer, at: usize) {
-    let (id, name) = SECTIONS[at];
-    out.raw(&format!("<section id=\"{id}\">\n"));
-    out.element("h2", name);
-    out.raw("\n");
+    out.raw("<script type=\"application/json\" id=\"data\">");
+    out.raw(&json_in_script(&data::json(runs)));
+    out.raw("</script>\n</section>\n");
 }
 
 /// The first of many, and how many more.
@@ -350,7 +437,7 @@ fn facts_list(out: &mut Writer, facts: &[(&str, String)]) {
     out.raw("</dl>\n");
 }
 
-fn environment_of(out: &mut Writer, id: &str, found: &Environment) {
+fn environment_of(out: &mut Writer, found: &Environment) {
     let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
     facts_list(
         out,
@@ -373,28 +460,18 @@ fn environment_of(out: &mut Writer, id: &str, found: &Environment) {
                 ),
             ),
             ("machine", known(&found.machine)),
+            ("machine type", known(&found.machine_type)),
             ("fio", format!("{}, engine {}", known(&found.fio), known(&found.engine))),
             ("flagstone", found.flagstone.clone()),
         ],
     );
+}
+
+fn disks_of(found: &Environment) -> Table {
     let head = ["disk", "kind", "size", "device", "model", "mounted", "queue settings"];
     let mut table = Table::new("disks", &head);
     table.rows = found.disks.iter().map(|(name, disk)| disk_row(name, disk)).collect();
-    if !table.rows.is_empty() {
-        out.table(id, &table);
-    }
-}
-
-/// What the user told of disks that cannot be looked into.
-fn origins(out: &mut Writer, run: &Run) {
-    let origins = run.plan.as_ref().map(|plan| &plan.origins);
-    for (disk, origin) in origins.unwrap_or(&BTreeMap::new()) {
-        let nature = origin.nature.warning().unwrap_or("a real disk, as the user said");
-        out.element("h3", &format!("What {disk} is made of: {nature}"));
-        if !origin.stack.is_empty() {
-            out.element("pre", &origin.stack);
-        }
-    }
+    table
 }
 
 fn disk_row(name: &str, disk: &Disk) -> Vec<String> {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use flagstone_bench::units::parse_time_ms;
 
 use super::real_args::{
@@ -71,15 +71,28 @@ pub struct MirrorArgs {
     pub json: bool,
 }
 
+/// How a node dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeathKind {
+    /// It answers nothing and closes nothing.
+    Silent,
+    /// Its connections are closed at once.
+    Kill,
+}
+
 /// Arguments of `flagstone lab failover`.
 #[derive(Debug, Args)]
 pub struct FailoverArgs {
     /// Real nodes in place of processes of this machine.
     #[command(flatten)]
     pub nodes: RealFailoverArgs,
-    /// How long the load goes on before all that it wrote is read back
+    /// How long the drill takes at least, before all that was written is read back
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = drill_time)]
     pub time: u64,
+    /// How the source dies: silent, as at the loss of its power, or killed, which closes its
+    /// connections at once
+    #[arg(long, value_enum, value_name = "KIND", default_value = "silent")]
+    pub death: DeathKind,
     /// Disks as fast as the files below them, rather than like SSD persistent disks
     #[arg(long)]
     pub no_emulation: bool,

@@ -2,8 +2,8 @@
 
 use flagstone_bench::campaign::Watcher as _;
 use flagstone_bench::os::Interrupt;
-use flagstone_lab::Error;
 use flagstone_lab::fabric::{self, Options, table};
+use flagstone_lab::{Error, extras};
 
 use super::args::FabricArgs;
 use crate::bench::watch::Watch;
@@ -42,7 +42,7 @@ pub(super) fn run(args: &FabricArgs) -> Result<Exit, Error> {
             super::text(&tables, &summary.doubts, args.format.into())
         }
     };
-    let report = super::report(&options.results)?;
+    let report = super::report(&options.results, &extras::fabric(&outcome))?;
     let exit = print(&shown, super::exit_of(outcome.ending));
     complain(&format!("the report is {}\n", report.display()));
     Ok(exit)

@@ -4,12 +4,13 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use flagstone_bench::os::Interrupt;
+use flagstone_bench::report::Extras;
 use flagstone_bench::units::format_number;
-use flagstone_lab::Error;
-use flagstone_lab::failover::{self, Follower, Options, Summary, timeline};
+use flagstone_lab::failover::{self, Death, Follower, Options, Summary, timeline};
+use flagstone_lab::{Error, extras};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::args::FailoverArgs;
+use super::args::{DeathKind, FailoverArgs};
 use crate::exit::Exit;
 use crate::output::{complain, print};
 
@@ -22,6 +23,10 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
         command: super::typed(),
         scratch: args.dir.clone().unwrap_or_else(std::env::temp_dir),
         seconds: args.time as f64 / 1e3,
+        death: match args.death {
+            DeathKind::Silent => Death::Silent,
+            DeathKind::Kill => Death::Kill,
+        },
         emulate: !args.no_emulation,
     };
     let directory = super::results(args.results.as_ref(), "failover");
@@ -37,7 +42,7 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
         true => super::json(summary),
         false => text(summary),
     };
-    shown_with_report(&directory, summary, &shown)
+    shown_with_report(&directory, summary, &shown, &extras::failover(summary))
 }
 
 /// Makes the report, and prints; the exit says whether anything was lost.
@@ -45,8 +50,9 @@ pub(super) fn shown_with_report(
     directory: &Path,
     summary: &Summary,
     shown: &str,
+    extras: &Extras,
 ) -> Result<Exit, Error> {
-    let report = super::report(directory)?;
+    let report = super::report(directory, extras)?;
     let exit = if summary.is_right() { Exit::Success } else { Exit::VerifyFailed };
     let exit = print(shown, exit);
     complain(&format!(
@@ -72,12 +78,14 @@ pub(super) fn numbers(summary: &Summary, which: &str) -> String {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     format!(
         "{}\n\
+         {}\n\
          took over        {:>8} ms   from the death of the source to the end of the failover\n\
          longest wait     {:>8} ms   of a request of the host\n\
          resynced         {:>8.1} MiB  of {:.1}, in sync {} ms after the dead node's start\n\
          switched back    {:>8} ms   planned\n\
          {which}\n\n{}",
         summary.verdict(),
+        summary.death_in_words(),
         format_number(summary.failover_ms, 0),
         format_number(summary.longest_ms, 0),
         mib(summary.resynced_bytes),

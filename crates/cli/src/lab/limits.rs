@@ -2,8 +2,8 @@
 
 use flagstone_bench::campaign::Watcher as _;
 use flagstone_bench::os::Interrupt;
-use flagstone_lab::Error;
 use flagstone_lab::page::{self, Options, table};
+use flagstone_lab::{Error, extras};
 
 use super::args::LimitsArgs;
 use crate::bench::watch::Watch;
@@ -37,7 +37,7 @@ pub(super) fn run(args: &LimitsArgs) -> Result<Exit, Error> {
         true => super::json(summary),
         false => super::text(&[table(summary)], &summary.doubts, args.format.into()),
     };
-    let report = super::report(&options.results)?;
+    let report = super::report(&options.results, &extras::limits(summary))?;
     let exit = print(&shown, super::exit_of(outcome.ending));
     complain(&format!("the report is {}\n", report.display()));
     Ok(exit)

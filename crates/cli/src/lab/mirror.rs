@@ -3,8 +3,8 @@
 use flagstone_bench::campaign::Watcher as _;
 use flagstone_bench::os::Interrupt;
 use flagstone_bench::units::format_seconds;
-use flagstone_lab::Error;
 use flagstone_lab::mirror::{self, Options, tables::tables};
+use flagstone_lab::{Error, extras};
 
 use super::args::MirrorArgs;
 use crate::bench::watch::Watch;
@@ -47,7 +47,7 @@ pub(super) fn run(args: &MirrorArgs) -> Result<Exit, Error> {
         true => super::json(summary),
         false => super::text(&tables(summary), &summary.doubts, args.format.into()),
     };
-    let report = super::report(&options.results)?;
+    let report = super::report(&options.results, &extras::mirror(summary))?;
     let exit = print(&shown, super::exit_of(outcome.ending));
     complain(&format!("the report is {}\n", report.display()));
     Ok(exit)

@@ -16,7 +16,7 @@ use flagstone_bench::Error as BenchError;
 use flagstone_bench::campaign::Ending;
 use flagstone_bench::fio::arguments::shell;
 use flagstone_bench::os::unix_seconds;
-use flagstone_bench::report::{Report, Run};
+use flagstone_bench::report::{Extras, Report, Run};
 use flagstone_bench::table::{Form, Table};
 use flagstone_bench::units::format_utc;
 use flagstone_lab::Error;
@@ -96,8 +96,10 @@ fn exit_of(ending: Ending) -> Exit {
     }
 }
 
-/// Makes the HTML report of a directory of results, in it; gives where it is.
-fn report(directory: &Path) -> Result<PathBuf, Error> {
+/// Keeps what an experiment adds to its report with its results, and makes the HTML report of them,
+/// in their directory; gives where it is.
+fn report(directory: &Path, extras: &Extras) -> Result<PathBuf, Error> {
+    extras.write(directory)?;
     let html = Report::new(vec![Run::read(directory)?]).html();
     let path = directory.join("report.html");
     std::fs::write(&path, html).map_err(BenchError::file("cannot write", &path))?;

@@ -2,8 +2,8 @@
 
 use flagstone_bench::campaign::Watcher as _;
 use flagstone_bench::os::Interrupt;
-use flagstone_lab::Error;
 use flagstone_lab::provisioned::{self, Options, table};
+use flagstone_lab::{Error, extras};
 
 use super::args::ProvisionedArgs;
 use crate::bench::watch::Watch;
@@ -40,7 +40,7 @@ pub(super) fn run(args: &ProvisionedArgs) -> Result<Exit, Error> {
         true => super::json(summary),
         false => super::text(&[table(summary)], &summary.doubts, args.format.into()),
     };
-    let report = super::report(&options.results)?;
+    let report = super::report(&options.results, &extras::provisioned(summary))?;
     let exit = print(&shown, super::exit_of(outcome.ending));
     complain(&format!("the report is {}\n", report.display()));
     Ok(exit)

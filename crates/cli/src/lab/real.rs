@@ -9,6 +9,7 @@ use flagstone_bench::attach::Choice;
 use flagstone_bench::campaign::Ending;
 use flagstone_bench::nature::Origin;
 use flagstone_bench::os::Interrupt;
+use flagstone_bench::report::Extras;
 use flagstone_bench::table::{Form, Table};
 use flagstone_bench::target::Target;
 use flagstone_cloud::Catalogue;
@@ -82,7 +83,7 @@ fn common(
 
 /// What the user told of targets.
 fn told(args: &TargetArgs, targets: &[Target]) -> Result<BTreeMap<String, Origin>, Error> {
-    Ok(origin::of(targets, args.stack.as_deref(), &[])?)
+    Ok(origin::of(targets, None, args.stack.as_deref(), &[])?)
 }
 
 /// Keeps the summary beside the results, makes the report, and prints.
@@ -90,11 +91,11 @@ fn show(
     common: &Common,
     summary: &impl Serialize,
     shown: &str,
-    ending: Ending,
+    (ending, extras): (Ending, Extras),
 ) -> Result<Exit, Error> {
     let path = common.results.join("summary.json");
     std::fs::write(&path, super::json(summary)).map_err(BenchError::file("cannot write", &path))?;
-    let report = super::report(&common.results)?;
+    let report = super::report(&common.results, &extras)?;
     let exit = print(shown, super::exit_of(ending));
     complain(&format!("the report is {}\n", report.display()));
     Ok(exit)
@@ -128,6 +129,7 @@ pub(super) fn mirror(args: &MirrorArgs, node_a: &str) -> Result<Exit, Error> {
         rtt_us: args.rtt,
     };
     options.common.machine.clone_from(&args.machine);
+    options.common.precondition = !nodes.fill.no_precondition;
     options.common.initiator = nodes.initiator.initiator.into();
     options.common.origins = told(&nodes.targets, &options.targets()?)?;
     let interrupt = Interrupt::catch()?;
@@ -141,7 +143,10 @@ pub(super) fn mirror(args: &MirrorArgs, node_a: &str) -> Result<Exit, Error> {
     }
     let tables = real::mirror::tables(summary);
     let shown = form(summary, &tables, &summary.doubts, (args.json, args.format.into()));
-    show(&options.common, summary, &shown, outcome.ending)
+    let extras = Extras::new("What a mirror costs, on real nodes")
+        .with_tables("mirror", tables)
+        .with_doubts(&summary.doubts);
+    show(&options.common, summary, &shown, (outcome.ending, extras))
 }
 
 /// Asks whoever sits at the terminal.
@@ -217,7 +222,7 @@ pub(super) fn failover(args: &FailoverArgs, node_a: &str, node_b: &str) -> Resul
             format!("{}\n{doubts}", numbers(drill, &which))
         }
     };
-    shown_with_report(&options.common.results, drill, &shown)
+    shown_with_report(&options.common.results, drill, &shown, &real::failover::extras(summary))
 }
 
 /// `flagstone lab fabric DISK…`.
@@ -244,7 +249,10 @@ pub(super) fn fabric(args: &FabricArgs) -> Result<Exit, Error> {
     }
     let tables = real::fabric::tables(summary);
     let shown = form(summary, &tables, &summary.doubts, (args.json, args.format.into()));
-    show(&options.common, summary, &shown, outcome.ending)
+    let extras = Extras::new("What NVMe/TCP costs, on real machines")
+        .with_tables("fabric", tables)
+        .with_doubts(&summary.doubts);
+    show(&options.common, summary, &shown, (outcome.ending, extras))
 }
 
 /// The walk-through names no machine; none of 4 vCPUs or more limits such a disk.
@@ -291,7 +299,10 @@ pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
     }
     let tables = [real::provisioned::table(summary)];
     let shown = form(summary, &tables, &summary.doubts, (args.json, args.format.into()));
-    show(&options.common, summary, &shown, outcome.ending)
+    let extras = Extras::new("What a larger disk brings, on real disks")
+        .with_tables("provisioned", tables.into())
+        .with_doubts(&summary.doubts);
+    show(&options.common, summary, &shown, (outcome.ending, extras))
 }
 
 /// `flagstone lab limits DISK`.
@@ -319,5 +330,8 @@ pub(super) fn limits(args: &LimitsArgs, disk: &Target) -> Result<Exit, Error> {
     }
     let tables = [real::limits::table(summary)];
     let shown = form(summary, &tables, &summary.doubts, (args.json, args.format.into()));
-    show(&options.common, summary, &shown, outcome.ending)
+    let extras = Extras::new("What a real disk is sold as")
+        .with_tables("limits", tables.into())
+        .with_doubts(&summary.doubts);
+    show(&options.common, summary, &shown, (outcome.ending, extras))
 }

@@ -58,6 +58,9 @@ pub struct RealMirrorArgs {
     /// Who drives them.
     #[command(flatten)]
     pub initiator: InitiatorArgs,
+    /// Before they are written to.
+    #[command(flatten)]
+    pub fill: FillArgs,
 }
 
 /// Of `lab failover`.
@@ -124,7 +127,7 @@ pub struct KindArgs {
 /// Of experiments that fill devices.
 #[derive(Debug, Args)]
 pub struct FillArgs {
-    /// Do not fill real devices that have parts that were never written
+    /// Do not fill real devices and volumes that have parts that were never written
     #[arg(long, help_heading = "Real targets")]
     pub no_precondition: bool,
 }

@@ -4,8 +4,9 @@
 use std::path::Path;
 
 use flagstone_bench::nature::Nature;
+use flagstone_bench::report::{Drawing, Drawn};
 use flagstone_bench::units::format_number;
-use flagstone_plot::{Axis, Content, Figure, Hue, Line, Mark, Panel, Theme};
+use flagstone_plot::Theme;
 use serde::Serialize;
 
 use super::Summary;
@@ -60,67 +61,41 @@ pub fn text(summary: &Summary) -> String {
     out
 }
 
-fn suffix(summary: &Summary) -> &'static str {
+/// Marks what the nodes' disks are not.
+pub(super) fn suffix(summary: &Summary) -> &'static str {
     if summary.emulated { Nature::Emulated.suffix() } else { Nature::Served.suffix() }
 }
 
 /// The picture.
-pub fn figure(summary: &Summary) -> Figure {
-    let line = Line {
-        name: format!("verifying load by both nodes{}", suffix(summary)),
-        hue: Hue(0),
-        pieces: vec![summary.timeline.iter().map(|point| (point.at_s, point.iops)).collect()],
-        dots: true,
-    };
-    let panel = Panel {
-        x: Axis::linear("seconds"),
-        y: Axis::linear("IOPS"),
-        content: Content::Lines(vec![line]),
-        marks: summary
-            .events
-            .iter()
-            .map(|event| Mark { x: event.at_s, text: event.what.clone() })
-            .collect(),
-    };
-    Figure {
+pub fn drawing(summary: &Summary) -> Drawing {
+    let name = format!("verifying load by both nodes{}", suffix(summary));
+    let points = summary.timeline.iter().map(|point| (point.at_s, point.iops)).collect();
+    let mark = |event: &Event| (event.at_s, event.what.clone());
+    Drawing {
+        id: "timeline".to_owned(),
         title: format!("A source dies under a verifying load{}", suffix(summary)),
         subtitle: summary.verdict(),
-        panels: vec![panel],
         footer: format!("flagstone lab failover {}", env!("CARGO_PKG_VERSION")),
+        panels: vec![Drawn::Lines {
+            x: "seconds".to_owned(),
+            y: "IOPS".to_owned(),
+            lines: vec![(name, points)],
+            marks: summary.events.iter().map(mark).collect(),
+        }],
     }
 }
 
 /// Writes the picture beside the results.
 pub(super) fn write(summary: &Summary, directory: &Path) -> Result<(), Error> {
-    std::fs::write(directory.join("timeline.svg"), figure(summary).svg(Theme::Auto))
+    let picture = drawing(summary).picture();
+    std::fs::write(directory.join("timeline.svg"), picture.svg(Theme::Auto))
         .map_err(Error::system("cannot write the timeline"))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::summary::tests::example;
     use super::*;
-
-    fn example() -> Summary {
-        let point = |at_s, iops| Point { at_s, iops };
-        let event = |at_s, what: &str| Event { at_s, what: what.to_owned() };
-        Summary {
-            schema_version: 1,
-            experiment: "failover",
-            emulated: true,
-            blocks_written: 1,
-            blocks_checked: 1,
-            wrong_blocks: 0,
-            errors: 0,
-            longest_ms: 900.0,
-            failover_ms: 80.0,
-            resynced_bytes: 0,
-            volume_bytes: 0,
-            return_ms: 0.0,
-            switchover_ms: 0.0,
-            events: vec![event(1.5, "node-a is killed"), event(1.6, "node-b serves")],
-            timeline: vec![point(1.0, 4000.0), point(2.0, 1000.0), point(3.0, 0.0)],
-        }
-    }
 
     #[test]
     fn events_stand_in_their_seconds() {
@@ -129,14 +104,14 @@ mod tests {
         assert!(lines[0].ends_with("IOPS [EMULATED]"));
         assert_eq!(lines[1], format!("    1   4,000  {}", "█".repeat(40)));
         assert!(lines[2].starts_with("    2   1,000  ██████████ "));
-        assert!(lines[2].ends_with("  1.5 s node-a is killed; 1.6 s node-b serves"));
+        assert!(lines[2].ends_with("  1.5 s node-a falls silent; 1.6 s node-b serves"));
         assert_eq!(lines[3], "    3       0");
     }
 
     #[test]
     fn the_picture_says_what_it_is_of() {
-        let svg = figure(&example()).svg(Theme::Light);
-        for text in ["EMULATED", "node-a is killed", "nothing lost"] {
+        let svg = drawing(&example()).picture().svg(Theme::Light);
+        for text in ["EMULATED", "node-a falls silent", "nothing lost"] {
             assert!(svg.contains(text), "{text}");
         }
     }
