@@ -93,6 +93,7 @@ impl Node {
 }
 
 /// Ports that nobody has.
+#[allow(clippy::disallowed_methods, reason = "a test looks for ports outside of any executor")]
 fn free_ports<const N: usize>() -> [u16; N] {
     let held = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
     held.map(|listener| listener.local_addr().expect("an address").port())
