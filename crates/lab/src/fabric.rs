@@ -45,9 +45,9 @@ pub const SCHEMA_VERSION: u32 = 1;
 /// Most SSDs, as published.
 pub const DISKS: u32 = 4;
 /// What is compared.
-const LOCAL: &str = "local";
+pub(crate) const LOCAL: &str = "local";
 /// With that.
-const FABRIC: &str = "NVMe/TCP";
+pub(crate) const FABRIC: &str = "NVMe/TCP";
 /// Of one SSD, as published: reads and writes of 4 KiB a second.
 const DISK_IOPS: (u64, u64) = (180_000, 100_000);
 /// Of one SSD. No source says; 32 in flight at 180,000 a second are 178 µs.
@@ -57,7 +57,7 @@ const NETWORK_BYTES_PER_S: u64 = 2_000_000_000;
 /// Of 4,096 bytes of data, what else goes over the wire: NVMe/TCP's header, and TCP's and IP's.
 const WIRE_PART: f64 = 4096.0 / 4190.0;
 /// In flight on each disk.
-const DEPTH: u32 = 32;
+pub(crate) const DEPTH: u32 = 32;
 /// Ceiling of the pooled buffers of the local generator.
 const MEMORY_BYTES: usize = 256 << 20;
 

@@ -26,6 +26,7 @@ pub mod node;
 pub mod page;
 pub mod process;
 pub mod provisioned;
+pub mod real;
 
 use std::path::Path;
 

@@ -17,3 +17,6 @@ pub const OUTPUT_BYTES: u64 = 16 << 20;
 pub const LATENCY_LEAST_US: f64 = 100.0;
 /// Above so much of the machine's CPUs, in %, they and not the model may be what was measured.
 pub const BUSY_PERCENT: f64 = 90.0;
+/// How long a step of a drill on real nodes may take until it succeeds, in seconds: a machine of a
+/// cloud is back some minutes after it was reset.
+pub const STEP_S: f64 = 900.0;

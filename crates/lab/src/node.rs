@@ -15,7 +15,7 @@ use crate::limits::{OUTPUT_BYTES, PATIENCE_S, SAID_BYTES};
 use crate::process::{Running, said};
 
 /// What a volume's NQN begins with when its configuration names none.
-const NQN_PREFIX: &str = "nqn.2026-01.io.flagstone:";
+pub(crate) const NQN_PREFIX: &str = "nqn.2026-01.io.flagstone:";
 
 /// The names of the two nodes of a mirror: the first is the source at the start.
 pub const NAMES: [&str; 2] = ["node-a", "node-b"];

@@ -31,9 +31,9 @@ use crate::process::free_ports;
 /// Version of the JSON form.
 pub const SCHEMA_VERSION: u32 = 1;
 /// The catalogue of the page.
-const CATALOGUE: &str = "gcp-2019";
+pub(crate) const CATALOGUE: &str = "gcp-2019";
 /// The page's MB: 4,500 writes of 16 KB are its 72 MB, so it has 1,000 KB, which are 1,024 bytes.
-const PAGE_MB_BYTES: f64 = 1_024_000.0;
+pub(crate) const PAGE_MB_BYTES: f64 = 1_024_000.0;
 /// How far from what is printed a measurement may be, in %.
 pub const TOLERANCE_PERCENT: f64 = 2.0;
 /// Bytes of an emulated disk, whose size is what is emulated and not what is there. Nothing keeps
@@ -42,12 +42,12 @@ const VOLUME_BYTES: u64 = 16 << 30;
 
 /// What of a disk is measured: a column of one of the page's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Column {
-    job: &'static str,
+pub(crate) struct Column {
+    pub(crate) job: &'static str,
     /// Reads among a hundred.
     read_percent: u8,
     kib: u64,
-    is_throughput: bool,
+    pub(crate) is_throughput: bool,
 }
 
 /// Reads a second.
@@ -75,6 +75,9 @@ const MIXED_67_MB: Column = Column::new("mixed-256k-67r", 67, 256, true);
 const SMALL_READ: Column = Column::new("read-2k", 100, 2, false);
 /// Writes a second of local SSDs.
 const SMALL_WRITE: Column = Column::new("write-2k", 0, 2, false);
+
+/// What the page's tables of volumes and of machines have: any disk is sold by these.
+pub(crate) const SOLD: [Column; 5] = [READ, WRITE, WRITE_16, READ_MB, WRITE_MB];
 
 /// All of them, in the order in which they are measured.
 const COLUMNS: [Column; 12] = [
@@ -105,7 +108,7 @@ impl Column {
         }
     }
 
-    fn workload(&self) -> Workload {
+    pub(crate) fn workload(&self) -> Workload {
         Workload::random(self.kib << 10, self.read_percent)
     }
 
@@ -117,7 +120,7 @@ impl Column {
         }
     }
 
-    fn unit(&self) -> &'static str {
+    pub(crate) fn unit(&self) -> &'static str {
         if self.is_throughput { "MB/s" } else { "IOPS" }
     }
 }
@@ -325,6 +328,38 @@ fn jobs() -> Vec<(Column, u32)> {
     jobs
 }
 
+/// What measures a column on a disk of which nobody says what it reaches: deep enough for any.
+pub(crate) fn job(column: &Column, ramp_ms: u64, runtime_ms: u64) -> Job {
+    // 60,000 reads of 2.5 ms are 150 in flight; 4,700 large ones are 12.
+    let depth = if column.is_throughput { 32 } else { 256 };
+    Job { name: column.job.to_owned(), ..measuring(column, depth, ramp_ms, runtime_ms) }
+}
+
+fn measuring(column: &Column, depth: u32, ramp_ms: u64, runtime_ms: u64) -> Job {
+    Job {
+        name: job_name(column, depth),
+        pattern: column.pattern(),
+        write_percent: 100 - column.read_percent,
+        block_bytes: column.kib << 10,
+        depth,
+        threads: 1,
+        disks: 1,
+        ramp_ms,
+        runtime_ms,
+        ..Job::default()
+    }
+}
+
+/// What the page prints of one disk on a machine, if a row of it is among these.
+pub(crate) fn printed(kind: &str, size_gb: u32, machine: &str, column: &Column) -> Option<f64> {
+    let is_it = |d: &&Disk| {
+        (d.kind, d.size_gb, d.machine) == (kind, size_gb, machine)
+            && (d.disks, d.regional, d.scale) == (1, false, 1)
+    };
+    let cells = DISKS.iter().filter(is_it).flat_map(|disk| disk.cells);
+    cells.into_iter().find_map(|(of, printed)| (of == column).then_some(*printed))
+}
+
 /// What is asked.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -344,18 +379,7 @@ pub struct Options {
 
 impl Options {
     fn job(&self, column: &Column, depth: u32) -> Job {
-        Job {
-            name: job_name(column, depth),
-            pattern: column.pattern(),
-            write_percent: 100 - column.read_percent,
-            block_bytes: column.kib << 10,
-            depth,
-            threads: 1,
-            disks: 1,
-            ramp_ms: self.ramp_ms,
-            runtime_ms: self.runtime_ms,
-            ..Job::default()
-        }
+        measuring(column, depth, self.ramp_ms, self.runtime_ms)
     }
 
     /// What is to be measured of one column with one depth: the disks that have it.

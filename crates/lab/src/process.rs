@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use flagstone_bench::os::{Interrupt, read_text, wait_for};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Error;
@@ -138,6 +139,29 @@ impl Begun {
         let output = read_text(self.output.path(), OUTPUT_BYTES)
             .map_err(Error::system("cannot read a program's output"))?;
         Ok(Some(Ended { status, output, said: said(self.errors.path()) }))
+    }
+}
+
+/// Waits until somebody presses Enter.
+///
+/// # Errors
+/// The user's interruption, and that standard input has ended or cannot be read.
+pub fn wait_for_enter(interrupt: &Interrupt) -> Result<(), Error> {
+    let stdin = std::io::stdin();
+    let cannot = "cannot read standard input";
+    // A read that waits would not see the user's Ctrl-C.
+    let ready = wait_for(f64::INFINITY, interrupt, || {
+        let mut of = [PollFd::new(&stdin, PollFlags::IN)];
+        match poll(&mut of, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => None,
+            Ok(_) => Some(Ok(())),
+            Err(cause) => Some(Err(Error::System { what: cannot, cause: cause.into() })),
+        }
+    })?;
+    ready.transpose()?;
+    match stdin.read_line(&mut String::new()).map_err(Error::system(cannot))? {
+        0 => Err(Error::System { what: cannot, cause: std::io::ErrorKind::UnexpectedEof.into() }),
+        _ => Ok(()),
     }
 }
 

@@ -36,7 +36,7 @@ use crate::process::free_ports;
 /// Version of the JSON form.
 pub const SCHEMA_VERSION: u32 = 1;
 /// The suite, built into bench, that is the walk-through's command.
-const SUITE: &str = "provisioned-iops";
+pub(crate) const SUITE: &str = "provisioned-iops";
 /// The catalogue that has the walk-through's formula.
 const CATALOGUE: &str = "gcp-2019";
 /// The type of the disks.
@@ -46,7 +46,7 @@ const MACHINE: &str = "n1-standard-8";
 /// No file is made; a plan has a size of such.
 const FILE_BYTES: u64 = 1 << 20;
 /// How far from the prediction a measurement may be and still be as predicted: as `plan explain`.
-const TOLERANCE: f64 = 0.05;
+pub(crate) const TOLERANCE: f64 = 0.05;
 
 /// A published row: the size in GB, what was measured, and the formula's 0.75 IOPS a GB.
 pub const PUBLISHED: [(u32, f64, f64); 2] = [(200, 309.0, 150.0), (600, 745.0, 450.0)];
@@ -319,7 +319,7 @@ pub fn table(summary: &Summary) -> Table {
     table
 }
 
-fn words(judged: &Judged) -> String {
+pub(crate) fn words(judged: &Judged) -> String {
     match judged.verdict {
         Verdict::AsPredicted => "as predicted".to_owned(),
         Verdict::Above => format!("above, {:.2} times", judged.ratio),

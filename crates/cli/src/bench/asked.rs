@@ -6,9 +6,9 @@ use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 
 use flagstone_bench::Error;
-use flagstone_bench::campaign::Plan;
 use flagstone_bench::nature::Origin;
 use flagstone_bench::os::is_own_address;
+use flagstone_bench::target::Target;
 use flagstone_control::api::document::{ListenerDocument, VolumeDocument, VolumesDocument};
 use flagstone_control::device_spec::{DeviceSpec, Host, HostPort, NbdAddress};
 use flagstone_runtime::{Config as RuntimeConfig, DriverChoice, run as run_cores};
@@ -22,10 +22,10 @@ use crate::status::server::{Problem, Server};
 /// # Errors
 /// That nobody answers on a socket that was named.
 pub(super) fn told(
-    plan: &Plan,
+    targets: &[Target],
     socket: Option<&PathBuf>,
 ) -> Result<BTreeMap<String, Origin>, Error> {
-    let disks = || plan.targets.iter().flat_map(|target| &target.disks);
+    let disks = || targets.iter().flat_map(|target| &target.disks);
     if disks().all(|disk| disk.path().is_some()) {
         return Ok(BTreeMap::new());
     }

@@ -5,7 +5,7 @@ mod asked;
 mod compare;
 mod diskspd;
 mod list;
-mod origin;
+pub(crate) mod origin;
 mod report;
 mod run;
 pub(crate) mod watch;

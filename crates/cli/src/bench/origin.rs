@@ -2,13 +2,14 @@
 //! `--stack` and `--emulated`, whose word counts.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flagstone_bench::Error;
 use flagstone_bench::campaign::Plan;
 use flagstone_bench::limits::STACK_BYTES;
 use flagstone_bench::nature::{Nature, Origin};
 use flagstone_bench::os::read_text;
+use flagstone_bench::target::Target;
 use flagstone_control::config::{Config, Layer, Volume};
 use flagstone_control::device_spec::DeviceSpec;
 
@@ -16,12 +17,22 @@ use super::args::RunArgs;
 
 /// What was told of the plan's disks, by how they are written.
 pub(super) fn told(plan: &Plan, args: &RunArgs) -> Result<BTreeMap<String, Origin>, Error> {
-    let mut origins = super::asked::told(plan, args.api.as_ref())?;
-    if let Some(path) = &args.stack {
-        origins.extend(of_stack(plan, path)?);
+    of(&plan.targets, args.api.as_ref(), args.stack.as_deref(), &args.emulated)
+}
+
+/// What a server on this machine, a configuration file and the names of emulated targets tell.
+pub(crate) fn of(
+    targets: &[Target],
+    api: Option<&PathBuf>,
+    stack: Option<&Path>,
+    emulated: &[String],
+) -> Result<BTreeMap<String, Origin>, Error> {
+    let mut origins = super::asked::told(targets, api)?;
+    if let Some(path) = stack {
+        origins.extend(of_stack(targets, path)?);
     }
-    for name in &args.emulated {
-        let target = plan.targets.iter().find(|target| target.name == *name);
+    for name in emulated {
+        let target = targets.iter().find(|target| target.name == *name);
         let target = target
             .ok_or_else(|| Error::usage(format!("--emulated={name}: no target is called that")))?;
         for disk in &target.disks {
@@ -32,12 +43,12 @@ pub(super) fn told(plan: &Plan, args: &RunArgs) -> Result<BTreeMap<String, Origi
     Ok(origins)
 }
 
-fn of_stack(plan: &Plan, path: &Path) -> Result<BTreeMap<String, Origin>, Error> {
+fn of_stack(targets: &[Target], path: &Path) -> Result<BTreeMap<String, Origin>, Error> {
     let stack = read_text(path, STACK_BYTES as u64).map_err(Error::file("cannot read", path))?;
     let config = Config::parse(&path.display().to_string(), &stack)
         .map_err(|mistakes| Error::Usage(mistakes.render(false).trim_end().to_owned()))?;
     let mut origins = BTreeMap::new();
-    for disk in plan.targets.iter().flat_map(|target| &target.disks) {
+    for disk in targets.iter().flat_map(|target| &target.disks) {
         let name = disk.to_string();
         // A path is looked into by itself.
         let Ok(spec) = name.parse::<DeviceSpec>() else { continue };

@@ -74,7 +74,7 @@ pub(super) fn resume(args: &ResumeArgs) -> Result<Exit, Error> {
     let (store, mut plan) = Store::open(&args.run)?;
     if let Some(command) = &plan.command {
         return Err(Error::usage(format!(
-            "what was measured in {} is there no more: run again: {command}",
+            "{} was not made by bench run, and its targets may be there no more: run again: {command}",
             args.run.display()
         )));
     }

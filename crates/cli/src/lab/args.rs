@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use flagstone_bench::units::parse_time_ms;
 
+use super::real_args::{
+    RealFabricArgs, RealFailoverArgs, RealLimitsArgs, RealMirrorArgs, RealProvisionedArgs,
+};
 use crate::bench::args::TableForm;
 
 /// Arguments of `flagstone lab`.
@@ -18,26 +21,30 @@ pub struct LabArgs {
 /// The experiments.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
-    /// A mirror against no mirror, on emulated disks, beside the published table
+    /// A mirror against no mirror, emulated or on real nodes, beside the published table
     Mirror(MirrorArgs),
     /// A node of a mirror dies under a verifying load, and comes back
     Failover(FailoverArgs),
     /// Local SSDs against the same over NVMe/TCP, beside the published table
     Fabric(FabricArgs),
-    /// What a larger disk brings: two emulated disks, the formula, and what was published
+    /// What a larger disk brings: emulated or real disks, the formula, and what was published
     Provisioned(ProvisionedArgs),
-    /// The limits of cloud disks: rows of the page's tables, emulated and measured
+    /// The limits of cloud disks: rows of the page's tables, emulated, or a real disk, measured
     Limits(LimitsArgs),
 }
 
 /// Arguments of `flagstone lab mirror`.
 #[derive(Debug, Args)]
 pub struct MirrorArgs {
-    /// Round trip of the link between the nodes, such as 0.3ms
-    #[arg(long, value_name = "TIME", default_value = "0.3ms", value_parser = round_trip_us)]
-    pub rtt: u64,
+    /// Real nodes in place of emulated ones.
+    #[command(flatten)]
+    pub nodes: RealMirrorArgs,
+    /// Round trip of the link between the nodes, such as 0.3ms, which it is if not given; of real
+    /// nodes what it is if it is not measured
+    #[arg(long, value_name = "TIME", value_parser = round_trip_us)]
+    pub rtt: Option<u64>,
     /// A machine type of the catalogue gcp-2019, such as c2-standard-8, whose limits hold in place of
-    /// the published disk's
+    /// the published disk's; of real nodes what they are, for the results
     #[arg(long, value_name = "NAME")]
     pub machine: Option<String>,
     /// Some two minutes: what is shown is a first look, and no difference can be shown by it
@@ -76,6 +83,9 @@ pub enum DeathKind {
 /// Arguments of `flagstone lab failover`.
 #[derive(Debug, Args)]
 pub struct FailoverArgs {
+    /// Real nodes in place of processes of this machine.
+    #[command(flatten)]
+    pub nodes: RealFailoverArgs,
     /// How long the drill takes at least, before all that was written is read back
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = drill_time)]
     pub time: u64,
@@ -102,6 +112,9 @@ pub struct FailoverArgs {
 /// Arguments of `flagstone lab provisioned`.
 #[derive(Debug, Args)]
 pub struct ProvisionedArgs {
+    /// Real disks in place of emulated ones.
+    #[command(flatten)]
+    pub real: RealProvisionedArgs,
     /// Under half a minute: a first look
     #[arg(long)]
     pub short: bool,
@@ -126,6 +139,9 @@ pub struct ProvisionedArgs {
 /// Arguments of `flagstone lab limits`.
 #[derive(Debug, Args)]
 pub struct LimitsArgs {
+    /// Real disks in place of emulated ones.
+    #[command(flatten)]
+    pub real: RealLimitsArgs,
     /// Some four minutes: a first look
     #[arg(long)]
     pub short: bool,
@@ -153,6 +169,9 @@ pub struct LimitsArgs {
 /// Arguments of `flagstone lab fabric`.
 #[derive(Debug, Args)]
 pub struct FabricArgs {
+    /// Real disks in place of emulated ones.
+    #[command(flatten)]
+    pub real: RealFabricArgs,
     /// Under a minute: a first look
     #[arg(long)]
     pub short: bool,
@@ -202,7 +221,7 @@ fn round_trip_us(text: &str) -> Result<u64, String> {
     }
 }
 
-fn measured_time(text: &str) -> Result<u64, String> {
+pub(super) fn measured_time(text: &str) -> Result<u64, String> {
     match parse_time_ms(text)? {
         0 => Err("write a time longer than 0, such as 10s".to_owned()),
         ms => Ok(ms),

@@ -11,6 +11,9 @@ use crate::exit::Exit;
 use crate::output::{complain, print};
 
 pub(super) fn run(args: &FabricArgs) -> Result<Exit, Error> {
+    if !args.real.disks.is_empty() {
+        return super::real::fabric(args);
+    }
     let options = Options {
         program: super::program()?,
         command: super::typed(),

@@ -1,8 +1,10 @@
 //! `flagstone lab failover`.
 
 use std::io::{self, IsTerminal};
+use std::path::Path;
 
 use flagstone_bench::os::Interrupt;
+use flagstone_bench::report::Extras;
 use flagstone_bench::units::format_number;
 use flagstone_lab::failover::{self, Death, Follower, Options, Summary, timeline};
 use flagstone_lab::{Error, extras};
@@ -13,6 +15,9 @@ use crate::exit::Exit;
 use crate::output::{complain, print};
 
 pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
+    if let Some((node_a, node_b)) = args.nodes.both() {
+        return super::real::failover(args, node_a, node_b);
+    }
     let options = Options {
         program: super::program()?,
         command: super::typed(),
@@ -27,19 +32,29 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
     let directory = super::results(args.results.as_ref(), "failover");
     flagstone_lab::check_is_new(&directory)?;
     let interrupt = Interrupt::catch()?;
-    let mut steps = Steps::new();
+    let mut steps = Steps::new(failover::STEPS);
     let ended = failover::run(&options, &mut steps, &interrupt);
     steps.clear();
     let outcome = ended?;
     outcome.keep(&directory)?;
-    let report = super::report(&directory, &extras::failover(&outcome.summary))?;
     let summary = &outcome.summary;
     let shown = match args.json {
         true => super::json(summary),
         false => text(summary),
     };
+    shown_with_report(&directory, summary, &shown, &extras::failover(summary))
+}
+
+/// Makes the report, and prints; the exit says whether anything was lost.
+pub(super) fn shown_with_report(
+    directory: &Path,
+    summary: &Summary,
+    shown: &str,
+    extras: &Extras,
+) -> Result<Exit, Error> {
+    let report = super::report(directory, extras)?;
     let exit = if summary.is_right() { Exit::Success } else { Exit::VerifyFailed };
-    let exit = print(&shown, exit);
+    let exit = print(shown, exit);
     complain(&format!(
         "results and timeline.svg are in {}; the report is {}\n",
         directory.display(),
@@ -50,11 +65,17 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
 
 /// The most important first.
 fn text(summary: &Summary) -> String {
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let disks = match summary.emulated {
         true => "disks are EMULATED",
         false => "the nodes' disks are files of this machine",
     };
+    let which = format!("{disks}; host and nodes are processes of one machine");
+    numbers(summary, &which)
+}
+
+/// The most important first, with a word on what the nodes are before the timeline.
+pub(super) fn numbers(summary: &Summary, which: &str) -> String {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     format!(
         "{}\n\
          {}\n\
@@ -62,7 +83,7 @@ fn text(summary: &Summary) -> String {
          longest wait     {:>8} ms   of a request of the host\n\
          resynced         {:>8.1} MiB  of {:.1}, in sync {} ms after the dead node's start\n\
          switched back    {:>8} ms   planned\n\
-         {disks}; host and nodes are processes of one machine\n\n{}",
+         {which}\n\n{}",
         summary.verdict(),
         summary.death_in_words(),
         format_number(summary.failover_ms, 0),
@@ -76,25 +97,34 @@ fn text(summary: &Summary) -> String {
 }
 
 /// Progress: a line that changes on a terminal, lines elsewhere.
-struct Steps {
+pub(super) struct Steps {
     bar: Option<ProgressBar>,
     done: usize,
+    all: usize,
 }
 
 impl Steps {
-    fn new() -> Steps {
+    pub(super) fn new(all: usize) -> Steps {
         let bar = io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(failover::STEPS as u64);
+            let bar = ProgressBar::new(all as u64);
             bar.set_draw_target(ProgressDrawTarget::stderr());
             if let Ok(style) = ProgressStyle::with_template("{bar:20} {elapsed} {msg}") {
                 bar.set_style(style);
             }
             bar
         });
-        Steps { bar, done: 0 }
+        Steps { bar, done: 0, all }
     }
 
-    fn clear(&self) {
+    /// Says something that stays.
+    pub(super) fn line(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| complain(text)),
+            None => complain(text),
+        }
+    }
+
+    pub(super) fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
@@ -111,13 +141,9 @@ impl Follower for Steps {
 
     fn end(&mut self, what: &str) {
         self.done += 1;
-        let line = format!("[{}/{}] {what}\n", self.done, failover::STEPS);
-        match &self.bar {
-            Some(bar) => {
-                bar.suspend(|| complain(&line));
-                bar.inc(1);
-            }
-            None => complain(&line),
+        self.line(&format!("[{}/{}] {what}\n", self.done, self.all));
+        if let Some(bar) = &self.bar {
+            bar.inc(1);
         }
     }
 }

@@ -11,6 +11,9 @@ use crate::exit::Exit;
 use crate::output::{complain, print};
 
 pub(super) fn run(args: &LimitsArgs) -> Result<Exit, Error> {
+    if let Some(disk) = &args.real.disk {
+        return super::real::limits(args, disk);
+    }
     let options = Options {
         program: super::program()?,
         command: super::typed(),

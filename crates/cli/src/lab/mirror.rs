@@ -11,13 +11,19 @@ use crate::bench::watch::Watch;
 use crate::exit::Exit;
 use crate::output::{complain, print};
 
+/// As between two zones of a region, in µs.
+const RTT_US: u64 = 300;
+
 pub(super) fn run(args: &MirrorArgs) -> Result<Exit, Error> {
+    if let Some(node_a) = &args.nodes.node_a {
+        return super::real::mirror(args, node_a);
+    }
     let by_length = |short, long| if args.short { short } else { long };
     let options = Options {
         program: super::program()?,
         command: super::typed(),
         results: super::results(args.results.as_ref(), "mirror"),
-        rtt_us: args.rtt,
+        rtt_us: args.rtt.unwrap_or(RTT_US),
         machine: args.machine.clone(),
         ramp_ms: args.ramp.unwrap_or(by_length(1000, 2000)),
         runtime_ms: args.runtime.unwrap_or(by_length(2000, 10_000)),

@@ -1,4 +1,5 @@
-//! `flagstone lab`: the published experiments on this machine, with emulated disks and links.
+//! `flagstone lab`: the published experiments on this machine, with emulated disks and links, or on
+//! real ones that the user names.
 
 pub mod args;
 mod fabric;
@@ -6,6 +7,8 @@ mod failover;
 mod limits;
 mod mirror;
 mod provisioned;
+mod real;
+mod real_args;
 
 use std::path::{Path, PathBuf};
 

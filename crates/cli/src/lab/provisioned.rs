@@ -14,6 +14,9 @@ use crate::output::{complain, print};
 const RAMP_MS: u64 = 2000;
 
 pub(super) fn run(args: &ProvisionedArgs) -> Result<Exit, Error> {
+    if !args.real.disks.is_empty() {
+        return super::real::provisioned(args);
+    }
     let options = Options {
         program: super::program()?,
         command: super::typed(),

@@ -16,26 +16,26 @@ use crate::limits::{OUTPUT_BYTES, PATIENCE_S, SAID_BYTES};
 use crate::process::Begun;
 
 /// Bytes of the volume that the load uses: less is written more often, and read back sooner.
-pub(super) const LOAD_BYTES: u64 = 64 << 20;
+pub(crate) const LOAD_BYTES: u64 = 64 << 20;
 /// Requests in flight.
-pub(super) const DEPTH: u32 = 8;
+pub(crate) const DEPTH: u32 = 8;
 /// Steps of a drill that may each take [`PATIENCE_S`], while the load goes on.
 const STEPS: f64 = 8.0;
 
 /// What both found, and what they printed.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(crate) struct Found {
     /// Of the load.
-    pub(super) load: Results,
+    pub(crate) load: Results,
     /// Of the reading back.
-    pub(super) read_back: Results,
+    pub(crate) read_back: Results,
     /// The documents of both.
-    pub(super) raw: [String; 2],
+    pub(crate) raw: [String; 2],
 }
 
 /// A load that goes on.
 #[derive(Debug)]
-pub(super) struct Host<'a> {
+pub(crate) struct Host<'a> {
     program: &'a Path,
     target: String,
     state: PathBuf,
@@ -43,7 +43,7 @@ pub(super) struct Host<'a> {
 }
 
 /// What the load is told; `state` is where it records what was acknowledged.
-pub(super) fn arguments(target: &str, state: &str, seconds: f64) -> Vec<String> {
+pub(crate) fn arguments(target: &str, state: &str, seconds: f64) -> Vec<String> {
     let (depth, size) = (DEPTH.to_string(), LOAD_BYTES.to_string());
     // It is stopped; if nobody does, it is not there for ever.
     let time = format!("{}s", (seconds + STEPS * PATIENCE_S) as u64);
@@ -56,7 +56,7 @@ pub(super) fn arguments(target: &str, state: &str, seconds: f64) -> Vec<String> 
 
 impl<'a> Host<'a> {
     /// Begins it. It records what was acknowledged in a file `acknowledged` of `directory`.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         program: &'a Path,
         target: String,
         directory: &Path,
@@ -69,7 +69,7 @@ impl<'a> Host<'a> {
     }
 
     /// Ends the load, and reads everything back.
-    pub(super) fn end(self, interrupt: &Interrupt) -> Result<Found, Error> {
+    pub(crate) fn end(self, interrupt: &Interrupt) -> Result<Found, Error> {
         let what = "flagstone load";
         self.running.ask_to_end()?;
         let ended = self.running.end(PATIENCE_S, interrupt)?;

@@ -6,7 +6,7 @@
 //! ended, however long that takes. [`Summary`] is what came out, and [`timeline`] shows what happened
 //! when.
 
-mod load;
+pub(crate) mod load;
 mod summary;
 pub mod timeline;
 
@@ -34,7 +34,7 @@ use crate::node::{Pair, device};
 /// The volume's name.
 const VOLUME: &str = "db";
 /// What tables call it.
-const TARGET: &str = "mirror, both nodes";
+pub(crate) const TARGET: &str = "mirror, both nodes";
 /// Bytes of each node's file.
 const NODE_BYTES: u64 = 256 << 20;
 /// How long a silent peer counts as alive: the least that the load has to wait when a node dies.
@@ -43,11 +43,11 @@ const PEER_TIMEOUT: &str = "2s";
 const LATENCIES: &str = "write_latency = \"1935us\", read_latency = \"800us\"";
 /// Parts of the drill's time at which the source dies, comes back, and gets its role again, if what
 /// is before has ended.
-const DEATH: f64 = 0.2;
-const RETURN: f64 = 0.5;
-const SWITCHOVER: f64 = 0.8;
+pub(crate) const DEATH: f64 = 0.2;
+pub(crate) const RETURN: f64 = 0.5;
+pub(crate) const SWITCHOVER: f64 = 0.8;
 /// How long the load goes on after the last of it at least, in seconds: two samples.
-const AFTER_S: f64 = 2.0;
+pub(crate) const AFTER_S: f64 = 2.0;
 
 /// How the source dies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -58,6 +58,8 @@ pub enum Death {
     Silent,
     /// Its process is killed: the kernel closes its connections at once.
     Kill,
+    /// As its operator or their command has it, of real nodes.
+    Told,
 }
 
 /// Who follows it: a terminal, or nobody.
@@ -94,9 +96,9 @@ pub struct Options {
 pub struct Outcome {
     /// The numbers.
     pub summary: Summary,
-    plan: Plan,
-    record: Record,
-    raw: [String; 2],
+    pub(crate) plan: Plan,
+    pub(crate) record: Record,
+    pub(crate) raw: [String; 2],
 }
 
 impl Outcome {
@@ -136,7 +138,7 @@ pub fn run(
 
     let died = match options.death {
         Death::Silent => "the source fell silent",
-        Death::Kill => "the source was killed",
+        Death::Kill | Death::Told => "the source was killed",
     };
     follower.begin("a verifying load goes on, and the source dies");
     let failover_ms = drill.die()?;
@@ -259,7 +261,7 @@ impl<'a> Drill<'a> {
                 self.event("node-a falls silent");
                 self.pair.a.fall_silent()?;
             }
-            Death::Kill => {
+            Death::Kill | Death::Told => {
                 self.event("node-a is killed");
                 self.pair.a.kill();
             }

@@ -51,7 +51,7 @@ pub struct Summary {
 
 impl Summary {
     /// What the load and the reading back found; the drill itself tells the rest.
-    pub(super) fn of_host(load: &Results, read_back: &Results) -> Summary {
+    pub(crate) fn of_host(load: &Results, read_back: &Results) -> Summary {
         let both = [load, read_back];
         let verified = |pick: fn(&flagstone_load::results::VerifyResults) -> u64| {
             both.iter().filter_map(|one| one.verify.as_ref()).map(pick).sum::<u64>()
@@ -114,6 +114,7 @@ impl Summary {
             Death::Kill => "node-a's process was killed, which closes its connections at once; a \
                             machine that loses its power does not"
                 .to_owned(),
+            Death::Told => "node-a was killed by its operator, or by their command".to_owned(),
         }
     }
 }
@@ -168,6 +169,7 @@ pub fn doubts(summary: &Summary) -> Vec<String> {
              machine that loses its power is known to be dead after the peer's time-out"
                 .to_owned()
         }
+        Death::Told => "the death is when its command began, or its operator said so".to_owned(),
     });
     doubts.push(
         "what was acknowledged was recorded by the host, and all of it was read back by another \
