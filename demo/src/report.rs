@@ -157,7 +157,7 @@ impl Report {
         headline::mirror(&self.lab.mirror).iter().for_each(&mut add);
         add(&headline::fabric(&self.lab.fabric));
         text += &format!("{SERVED}\n{}\n", self.table().render());
-        self.said().iter().for_each(|line| text += &format!("{line}\n"));
+        self.said().iter().for_each(|said| text += &wrapped(said));
         text += &format!("it took {:.0} s\n", self.took_s);
         text
     }
@@ -271,9 +271,8 @@ fn survived(mirror: &Survived) -> String {
     };
     let mib = |bytes: u64| grouped(bytes as f64 / f64::from(1 << 20));
     format!(
-        "a mirrored volume's source died under load: the first node came back with {} of {} MiB copied \
-         and was in sync after {} ms, switched back in {} ms; {} blocks written, {} checked, longest \
-         wait {} ms: {found}",
+        "the node that had died came back with {} of {} MiB copied and was in sync after {} ms, \
+         switched back in {} ms; {} blocks written, {} checked, longest wait {} ms: {found}",
         mib(mirror.resynced_bytes),
         mib(mirror.volume_bytes),
         grouped(mirror.return_ms),
@@ -282,6 +281,21 @@ fn survived(mirror: &Survived) -> String {
         grouped(mirror.blocks_checked as f64),
         grouped(mirror.longest_us / 1e3),
     )
+}
+
+/// Letters of a line on the terminal.
+const WIDTH: usize = 100;
+
+/// In lines of at most [`WIDTH`] letters, the first of which begins a list's item.
+fn wrapped(text: &str) -> String {
+    let (mut out, mut line) = (String::new(), "-".to_owned());
+    for word in text.split(' ') {
+        if line.chars().count() + 1 + word.chars().count() > WIDTH {
+            out += &(std::mem::replace(&mut line, " ".to_owned()) + "\n");
+        }
+        line += &format!(" {word}");
+    }
+    out + &line + "\n"
 }
 
 /// IOPS, ratio to local, and added latency.
@@ -346,8 +360,14 @@ mod tests {
         assert!(text.starts_with("the most important numbers\n") && text.contains("it took 123 s"));
         assert_eq!(extras.tables[0].table, headline::numbers(&report.lab, &report.rows));
         for doubt in &extras.doubts {
-            assert!(text.contains(doubt), "{doubt}");
+            assert!(text.contains(&wrapped(doubt)), "{doubt}");
         }
+        assert!(text.lines().all(|line| !line.starts_with("- ") || line.chars().count() <= WIDTH));
+    }
+
+    /// Without the breaks of long lines.
+    fn flat(text: &str) -> String {
+        text.replace("\n  ", " ")
     }
 
     #[test]
@@ -357,6 +377,7 @@ mod tests {
         let cells: Vec<&str> = row.split_whitespace().filter(|cell| *cell != "│").collect();
         let expected = "4 KiB read 32 100,000 320.0 95,000 0.95 +16.5 50,000 0.50 +320.0";
         assert_eq!(cells.join(" "), expected);
+        let text = flat(&text);
         assert!(text.contains("the CPU in 1 of 2 fabric measurements"), "{text}");
         assert!(text.contains("5 blocks written, 7 checked, all as written"), "{text}");
     }
@@ -373,12 +394,12 @@ mod tests {
         let mut all = report(None);
         assert!(all.is_right());
         all.checks[0].wrong_blocks = 1;
-        assert!(!all.is_right() && all.render().contains("1 WRONG"));
+        assert!(!all.is_right() && flat(&all.render()).contains("1 WRONG"));
         all.checks[0] = Check { wrong_blocks: 0, blocks_checked: 0, ..all.checks[0].clone() };
         assert!(!all.is_right());
         all = report(None);
-        assert!(all.render().contains("longest wait 1,234 ms: nothing lost, no error"));
+        assert!(flat(&all.render()).contains("longest wait 1,234 ms: nothing lost, no error"));
         all.mirror.errors = 2;
-        assert!(!all.is_right() && all.render().contains("2 requests FAILED"));
+        assert!(!all.is_right() && flat(&all.render()).contains("2 requests FAILED"));
     }
 }
