@@ -27,6 +27,8 @@ pub struct Setup<'a> {
     pub size_bytes: u64,
     /// In the table of the mirror, such as `mode = "async"`.
     pub options: &'a str,
+    /// In the table of the peer, such as `compression = "lz4"`.
+    pub peer: &'a str,
     /// What parts them; they are on this machine's loopback without.
     pub network: Option<Network>,
     /// A file system with little room that one of them uses; it needs a network.
@@ -72,7 +74,7 @@ impl Pair {
     /// # Panics
     /// If one does not come to serve.
     pub fn set_up(setup: Setup<'_>) -> Pair {
-        let Setup { size_bytes, options, network, small } = setup;
+        let Setup { size_bytes, options, peer: way, network, small } = setup;
         let scratch = Scratch::new();
         let place = |node: usize| network.as_ref().map(|network| network.node(node).clone());
         let places = [0, 1].map(|node| place(node).unwrap_or_default());
@@ -110,7 +112,7 @@ impl Pair {
             let comma = if options.is_empty() { "" } else { ", " };
             let text = format!(
                 "[server]\nnode = \"{node}\"\n[peer.{peer}]\naddress = \"{others}\"\n\
-                 timeout = \"1s\"\n[volume.{VOLUME}]\nmirror = {{ peer = \"{peer}\", \
+                 timeout = \"1s\"\n{way}\n[volume.{VOLUME}]\nmirror = {{ peer = \"{peer}\", \
                  bitmap = {log:?}{comma}{options} }}\ndevice = {disk:?}\n"
             );
             let file = scratch.join(&format!("{node}.toml"));
@@ -153,7 +155,31 @@ impl Pair {
         }
     }
 
-    fn synchronised(self) -> Pair {
+    /// Fills most of the first node's disk with this text, before anything is mirrored.
+    ///
+    /// # Panics
+    /// If it cannot be written.
+    pub fn written(self, text: &str) -> Pair {
+        use std::io::Write as _;
+        let mut disk = std::fs::OpenOptions::new()
+            .write(true)
+            .open(&self.disks[0])
+            .expect("a node's disk can be written");
+        let size = disk.metadata().expect("it is there").len();
+        let chunk = text.repeat((1 << 20) / text.len());
+        // The end is for the mirror's own structures.
+        for _ in 0..(size / 4 * 3) >> 20 {
+            disk.write_all(chunk.as_bytes()).expect("there is room");
+        }
+        disk.sync_all().expect("it can be written");
+        self
+    }
+
+    /// Makes the first node the source and the other its target, and waits until both are equal.
+    ///
+    /// # Panics
+    /// If it does not come to that.
+    pub fn synchronised(self) -> Pair {
         self.order(0, "create", &["--source"]);
         self.order(1, "create", &["--target"]);
         self.wait_for(0, "mirroring");

@@ -84,22 +84,28 @@ fn commands_to_attach_are_printed_when_there_is_a_replica() {
     pair.node(0).printed_after("  nvme connect -t tcp");
 }
 
-/// Both were written without the other: both keep what they have until somebody chooses.
-#[test]
-fn split_brain_is_told_and_resolved_by_choice_alone() {
-    let mut pair = Pair::in_sync(SIZE_BYTES, "");
+/// Writes to both nodes without the other's knowing, each while the other is dead; what each of
+/// them was promised is in `a` and `b`. Node 1 serves at the end, and node 0 has come back.
+fn part(pair: &mut Pair) {
     let load = |pair: &Pair, node: usize, name: &str| {
         let state = pair.file(name);
         let line = "--rw randwrite --depth 4 --ios 200 --size 4MiB";
         pair.load(&pair.path(node), line, &state).wait().assert_complete();
     };
     pair.node(1).kill();
-    load(&pair, 0, "a");
+    load(pair, 0, "a");
     pair.node(0).kill();
     pair.node(1).restart();
     pair.fail_over_to(1);
-    load(&pair, 1, "b");
+    load(pair, 1, "b");
     pair.node(0).restart();
+}
+
+/// Both were written without the other: both keep what they have until somebody chooses.
+#[test]
+fn split_brain_is_told_and_resolved_by_choice_alone() {
+    let mut pair = Pair::in_sync(SIZE_BYTES, "");
+    part(&mut pair);
     for node in [0, 1] {
         pair.wait_for(node, "split-brain");
     }
@@ -110,6 +116,45 @@ fn split_brain_is_told_and_resolved_by_choice_alone() {
     pair.wait_for(1, "mirroring");
     pair.assert_kept(1, "b");
     pair.assert_equal_legs(1);
+}
+
+/// The same where the configuration chooses, once one of them does not serve: the other keeps what
+/// it has, and this one gives up what was written there alone, and says so.
+#[test]
+fn split_brain_ends_for_the_node_that_serves_where_that_is_configured() {
+    let mut pair = Pair::in_sync(SIZE_BYTES, "split_brain = \"keep-serving\"");
+    part(&mut pair);
+    for node in [0, 1] {
+        pair.wait_for(node, "split-brain");
+    }
+    pair.order(0, "demote", &[]);
+    pair.wait_for(1, "mirroring");
+    pair.assert_kept(1, "b");
+    pair.assert_equal_legs(1);
+    let status = pair.status(0);
+    assert_eq!(status["peers"][0]["given_up"], 1, "{status:#}");
+    assert!(status["peers"][0]["given_up_bytes"].as_u64() > Some(0), "{status:#}");
+}
+
+/// What shrinks travels compressed, and is the same at the other end.
+#[test]
+fn what_is_mirrored_travels_compressed() {
+    for codec in ["lz4", "zstd"] {
+        let peer = format!("compression = \"{codec}\"");
+        let setup = Setup { size_bytes: SIZE_BYTES, peer: &peer, ..Setup::default() };
+        let pair = Pair::set_up(setup).written("what is written often ").synchronised();
+        let link = pair.status(0)["peers"][0]["link"].clone();
+        assert_eq!(link["compression"], codec, "{link:#}");
+        let bytes = |name: &str| link[name].as_u64().expect("a number");
+        assert!(bytes("data_bytes") >= SIZE_BYTES / 2, "{link:#}");
+        assert!(bytes("sent_bytes") < bytes("data_bytes") / 10, "{codec}: {link:#}");
+        // What hardly shrinks goes as it is, beside what does.
+        let state = pair.file("state");
+        let line = "--rw randwrite --depth 8 --ios 500 --size 8MiB";
+        pair.load(&pair.path(0), line, &state).wait().assert_complete();
+        pair.assert_kept(0, "state");
+        pair.end(0);
+    }
 }
 
 /// An asynchronous target catches up, and a planned switchover loses nothing.

@@ -122,7 +122,7 @@ fn a_replica_is_not_made_without_room_for_its_log() {
         Ok(network) => Some(network),
         Err(reason) => return unable(test, &reason),
     };
-    let setup = Setup { size_bytes: SIZE_BYTES, network, small: Some(small), options: "" };
+    let setup = Setup { size_bytes: SIZE_BYTES, network, small: Some(small), ..Setup::default() };
     let pair = Pair::set_up(setup);
     let said = pair.try_order(0, "create", &["--source"]).expect_err("there is no room");
     assert!(said.contains("no space"), "{said}");

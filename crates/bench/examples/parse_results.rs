@@ -38,6 +38,7 @@ fn main() {
             records: records.clone(),
             plan: None,
             environments: Vec::new(),
+            extras: None,
         };
         let html = Report::new(vec![run]).html();
         println!("{} bytes of report at {:.2} s", html.len(), watch.seconds());

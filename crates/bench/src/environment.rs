@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::cloud_machine::{Firmware, machine_type};
 use crate::os::read_text;
 use crate::target::{Place, Target};
 
@@ -28,6 +29,9 @@ pub struct Environment {
     pub memory_bytes: u64,
     /// Vendor and product of the machine, such as `Google Google Compute Engine`.
     pub machine: Option<String>,
+    /// Such as `n2-standard-8`, where a cloud says so.
+    #[serde(default)]
+    pub machine_type: Option<String>,
     /// Such as `fio-3.33`.
     pub fio: Option<String>,
     /// I/O engine of jobs that name none.
@@ -84,7 +88,14 @@ pub fn record(targets: &[Target], fio: Option<&crate::fio::Fio>) -> Environment 
     let info = text("/proc/cpuinfo").unwrap_or_default();
     let memory = text("/proc/meminfo").unwrap_or_default();
     let dmi = |name: &str| text(Path::new("/sys/class/dmi/id").join(name));
-    let machine: Vec<_> = ["sys_vendor", "product_name"].into_iter().filter_map(dmi).collect();
+    let [vendor, product, tag] = ["sys_vendor", "product_name", "chassis_asset_tag"].map(dmi);
+    let firmware = Firmware {
+        vendor: vendor.as_deref().unwrap_or_default(),
+        product: product.as_deref().unwrap_or_default(),
+        tag: tag.as_deref().unwrap_or_default(),
+    };
+    let machine_type = machine_type(firmware);
+    let machine: Vec<_> = [vendor, product].into_iter().flatten().collect();
     let disks = targets.iter().flat_map(|target| &target.disks);
     Environment {
         kernel: [uname.sysname(), uname.release(), uname.machine()].map(word).join(" "),
@@ -95,6 +106,7 @@ pub fn record(targets: &[Target], fio: Option<&crate::fio::Fio>) -> Environment 
             .and_then(|value| value.split(' ').next()?.parse::<u64>().ok())
             .map_or(0, |kib| kib.saturating_mul(1024)),
         machine: (!machine.is_empty()).then(|| machine.join(" ")),
+        machine_type,
         fio: fio.map(|fio| fio.version().to_owned()),
         engine: fio.map(|fio| fio.engine().to_owned()),
         flagstone: env!("CARGO_PKG_VERSION").to_owned(),

@@ -55,6 +55,12 @@ pub enum Error {
         /// What it said.
         said: String,
     },
+    /// A served volume that cannot be looked at.
+    #[error("cannot look at what a served volume holds: {problem}")]
+    Served {
+        /// What its client says, with its name.
+        problem: String,
+    },
     /// A target whose data would be destroyed.
     #[error("{target} is not written to: {found}\n{remedy}")]
     Guarded {

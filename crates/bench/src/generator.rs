@@ -34,8 +34,9 @@ pub fn arguments(job: &Job, uri: &str) -> Result<Vec<String>, Error> {
     if let Some((key, _)) = job.extra.first() {
         return refused(&format!("`{key}` of fio"));
     }
-    if job.offset_increment_bytes > 0 {
-        return refused("offset_increment");
+    let increment = job.offset_increment_bytes;
+    if increment > 0 && job.pattern.is_random() {
+        return refused("offset_increment at random places");
     }
     if !matches!(job.buffers, Buffers::Scrambled | Buffers::Random) {
         return refused("such buffers");
@@ -56,7 +57,10 @@ pub fn arguments(job: &Job, uri: &str) -> Result<Vec<String>, Error> {
     if job.offset_bytes > 0 {
         add("--offset", job.offset_bytes.to_string());
     }
-    if let Some(size) = job.size_bytes {
+    // Threads of the generator begin in parts of the range, one after the other: where the
+    // increments are.
+    let parts = (increment > 0).then(|| increment.saturating_mul(job.threads.into()));
+    if let Some(size) = parts.into_iter().chain(job.size_bytes).min() {
         add("--size", size.to_string());
     }
     if let Some(seed) = job.seed {
@@ -69,6 +73,33 @@ pub fn arguments(job: &Job, uri: &str) -> Result<Vec<String>, Error> {
         words.push("--fua".to_owned());
     }
     Ok(words)
+}
+
+/// Bytes of one request of a fill, and requests in flight.
+const FILL: (u64, u64) = (1 << 20, 8);
+
+/// What `flagstone` is called with to fill a volume: large requests, and what is left at the end.
+fn fills(uri: &str, size_bytes: u64) -> Vec<Vec<String>> {
+    let (large, depth) = FILL;
+    let whole = size_bytes / large * large;
+    let rest = size_bytes - whole;
+    let small = if rest.is_multiple_of(4096) { 4096 } else { 512 };
+    [(0, whole, large), (whole, rest, small)]
+        .into_iter()
+        .filter(|(_, bytes, block)| bytes >= block)
+        .map(|(offset, bytes, block)| {
+            let mut words = ["load", uri, "--json", "--rw", "write"].map(str::to_owned).to_vec();
+            let numbers = [
+                ("--bs", block),
+                ("--depth", depth),
+                ("--ios", bytes / block),
+                ("--offset", offset),
+                ("--size", bytes),
+            ];
+            words.extend(numbers.into_iter().flat_map(|(key, n)| [key.to_owned(), n.to_string()]));
+            words
+        })
+        .collect()
 }
 
 impl Generator {
@@ -95,6 +126,23 @@ impl Generator {
         let words = ["load", uri, "--json", "--rw", "read", "--bs", "4096", "--ios", "1"];
         let (results, _) = self.run(&words.map(str::to_owned), interrupt, &mut || {})?;
         Ok(results.device.size_bytes)
+    }
+
+    /// Writes all of a served volume once, in order, with data that no disk can compress.
+    ///
+    /// # Errors
+    /// As [`Generator::measure`].
+    pub fn fill(
+        &self,
+        uri: &str,
+        size_bytes: u64,
+        interrupt: &Interrupt,
+        tick: &mut dyn FnMut(),
+    ) -> Result<(), Error> {
+        for words in fills(uri, size_bytes) {
+            self.run(&words, interrupt, tick)?;
+        }
+        Ok(())
     }
 
     fn run(
@@ -129,6 +177,18 @@ mod tests {
     use crate::job::Pattern;
 
     #[test]
+    fn a_fill_covers_all_once() {
+        let of =
+            |bytes| fills("u", bytes).into_iter().map(|w| w[5..].join(" ")).collect::<Vec<_>>();
+        let whole = "--bs 1048576 --depth 8 --ios 2 --offset 0 --size 2097152";
+        assert_eq!(of(2 << 20), [whole]);
+        let rest = "--bs 4096 --depth 8 --ios 3 --offset 2097152 --size 12288";
+        assert_eq!(of((2 << 20) + 12288), [whole, rest]);
+        assert_eq!(of(1536), ["--bs 512 --depth 8 --ios 3 --offset 0 --size 1536"]);
+        assert!(of(0).is_empty());
+    }
+
+    #[test]
     fn a_job_for_our_own_generator() {
         let job = Job {
             pattern: Pattern::RandRw,
@@ -146,6 +206,11 @@ mod tests {
             "load nvme-tcp://h/n --json --rw randrw --bs 4096 --depth 8 --threads 2 --time 10000ms \
              --ramp 2000ms --read-percent 70 --seed 3 --rate 20 --fua"
         );
+        let parts = Job { pattern: Pattern::Read, offset_increment_bytes: 1 << 20, ..job.clone() };
+        let words = arguments(&parts, "nvme-tcp://h/n").unwrap().join(" ");
+        assert!(words.contains("--threads 2") && words.contains("--size 2097152"), "{words}");
+        let random = Job { offset_increment_bytes: 1 << 20, ..job.clone() };
+        assert!(arguments(&random, "nvme-tcp://h/n").is_err());
         let extra = vec![("prio".to_owned(), "7".to_owned())];
         let error = arguments(&Job { extra, ..job }, "nvme-tcp://h/n").unwrap_err().to_string();
         assert!(error.contains("`prio`") && error.contains("nvme connect"), "{error}");

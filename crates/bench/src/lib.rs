@@ -16,6 +16,7 @@
 
 pub mod attach;
 pub mod campaign;
+pub mod cloud_machine;
 pub mod compare;
 pub mod cpu;
 pub mod diskspd;

@@ -7,6 +7,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use flagstone_bench::os::Interrupt;
+use flagstone_bench::precondition::is_served_filled;
+
 /// A fio that measures nothing: each measurement is 1 IOPS better than the one before, from what
 /// `iops` beside it says. `fail-at` holds the number of the measurement that fails, `break-at` of
 /// the one that prints broken JSON, `hang-at` of the one that does not end.
@@ -353,9 +356,25 @@ impl Drop for Server {
 }
 
 /// A server of four volumes of memory, `a` to `d`, and its addresses over NBD and NVMe/TCP.
+/// Writes to the first 1 MiB alone.
+const PART: &str = r#"name = "part"
+title = "a part"
+[defaults]
+ramp = "0s"
+runtime = "100ms"
+size = "1m"
+[[job]]
+name = "write"
+rw = "randwrite"
+"#;
+
 fn served() -> (Server, String, String) {
+    served_with_api("none")
+}
+
+fn served_with_api(api: &str) -> (Server, String, String) {
     let mut serve = Command::new(env!("CARGO_BIN_EXE_flagstone"));
-    serve.args(["serve", "--cores", "1", "--api", "none"]);
+    serve.args(["serve", "--cores", "1", "--api", api]);
     serve.args(["a", "b", "c", "d"].map(|name| format!("--volume={name}=memory:16MiB")));
     serve.args(["--listen", "nbd://127.0.0.1:0", "--listen", "nvme-tcp://127.0.0.1:0"]);
     let mut child = serve.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
@@ -379,6 +398,24 @@ fn has_nbd() -> bool {
         eprintln!("SKIPPED: there is no fio here, or it has no nbd engine");
     }
     has
+}
+
+/// What a served volume is made of is asked of its server, where that is on this machine.
+#[test]
+fn a_server_is_asked_what_its_volumes_are() {
+    let bench = Bench::new();
+    bench.say("part.toml", PART);
+    let socket = bench.directory.path().join("api");
+    let (_server, _, nvme) = served_with_api(socket.to_str().expect("UTF-8"));
+    let nvme = format!("{nvme}/nqn.2026-01.io.flagstone:a");
+    let line = format!(
+        "run ./part.toml t={nvme} --repetitions 1 --initiator flagstone --destroy-data {nvme} --api"
+    );
+    bench.ends(&format!("{line} {} --results r", socket.display()), 0);
+    assert_eq!(bench.results("r")[0]["nature"], "memory");
+    assert!(bench.read("r/campaign.json").contains("devices memory:16MiB"));
+    let (_, said) = bench.ends(&format!("{line} {}x --results s", socket.display()), 2);
+    assert!(said.contains("no server answers"), "{said}");
 }
 
 /// Every kind of job of every suite, short: what a job needs of a target, such as its size, is there
@@ -464,4 +501,30 @@ fn the_real_fio_over_nbd_and_our_generator_over_nvme_tcp() {
     }
     bench.ends("report r", 0);
     assert!(bench.read("report.html").contains("nbd [MEMORY]"));
+    // All jobs of the page but its fill, also those whose threads begin at increments.
+    let line = format!(
+        "run gcp-pd nvme={nvme} --ramp 0s --runtime 100ms --repetitions 1 --results page \
+         --destroy-data {nvme} --initiator flagstone"
+    );
+    bench.ends(&line, 0);
+    assert_eq!(bench.results("page").len(), 8);
+    // What holds nothing is filled before it is measured, through fio or our own generator, also
+    // where what is measured does not reach.
+    bench.say("part.toml", PART);
+    for initiator in ["nbd", "nvme"] {
+        let (_another, nbd, nvme) = served();
+        let fresh = match initiator {
+            "nbd" => format!("{nbd}/a"),
+            _ => format!("{nvme}/nqn.2026-01.io.flagstone:a"),
+        };
+        let is_filled = || is_served_filled(&fresh, &Interrupt::never()).expect("it can be read");
+        assert!(!is_filled(), "{fresh}");
+        let line = format!(
+            "run ./part.toml {initiator}={fresh} --repetitions 1 --results {initiator} \
+             --destroy-data {fresh} --initiator flagstone"
+        );
+        let output = bench.command(&line).env_remove("FIO").output().expect("the program runs");
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        assert!(is_filled(), "{fresh}");
+    }
 }

@@ -48,5 +48,5 @@ mod write;
 pub use command::CommandError;
 pub use hand_on::HandOn;
 pub use mirror::Mirror;
-pub use options::{Ack, Mode, PeerOptions, WhenPeerLost, WhenSplit};
+pub use options::{Ack, Intent, Mode, PeerOptions, WhenPeerLost, WhenSplit};
 pub use roles::RoleError;

@@ -12,6 +12,9 @@
 //! - with nothing to do no task lives: whoever has something for the writer starts it.
 //!
 //! A log device that fails fails the writes that need it; hot regions go on.
+//!
+//! With [`Intent::EveryWrite`] each call waits for a record of its own first, as a log without hot
+//! regions would have it. All of the above holds still.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -28,8 +31,10 @@ use crate::bitmap::Bitmap;
 use crate::hot::{Cells, HotSet, Plan, Reached};
 use crate::id::Uuid;
 use crate::limits::{COOL_TICK_MS, PAGES_PER_WRITE};
+use crate::options::Intent;
 use crate::pages::{CLEARED, Pages, SET, page_of};
 use crate::turn::{Turn, Turns};
+use crate::write::Finish;
 
 /// What the log has cost and saved, since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,6 +82,8 @@ pub(crate) struct Log {
     ticking: AtomicBool,
     /// Nothing is written any more: another has the disks.
     retired: AtomicBool,
+    /// [`Intent::EveryWrite`].
+    every_write: AtomicBool,
     counters: Counters,
 }
 
@@ -138,6 +145,7 @@ impl Log {
             state: Mutex::new(state),
             ticking: AtomicBool::new(false),
             retired: AtomicBool::new(false),
+            every_write: AtomicBool::new(false),
             counters: Counters::default(),
         })
     }
@@ -201,14 +209,23 @@ impl Log {
         (offset / region).min(end) as u32..end as u32
     }
 
-    /// Enters the regions of a range, if all are hot.
+    pub(crate) fn set_intent(&self, intent: Intent) {
+        self.every_write.store(intent == Intent::EveryWrite, Ordering::Relaxed);
+    }
+
+    /// Enters the regions of a range, if all are hot and a call needs no record of its own.
     pub(crate) fn try_pin(self: &Arc<Self>, offset: u64, len: u64) -> Option<Pin> {
-        let regions = self.regions(offset, len);
+        if self.every_write.load(Ordering::Relaxed) {
+            return None;
+        }
+        let pin = self.enter(self.regions(offset, len))?;
+        count(&self.counters.hot_calls);
+        Some(pin)
+    }
+
+    fn enter(self: &Arc<Self>, regions: Range<u32>) -> Option<Pin> {
         match self.cells.try_enter(regions.clone()) {
-            Ok(()) => {
-                count(&self.counters.hot_calls);
-                Some(Pin { log: self.clone(), regions })
-            }
+            Ok(()) => Some(Pin { log: self.clone(), regions }),
             Err(cold) => {
                 if cold.awaited {
                     self.notify();
@@ -229,6 +246,13 @@ impl Log {
         }
         count(&self.counters.cold_calls);
         let regions = self.regions(offset, len);
+        if self.every_write.load(Ordering::Relaxed) {
+            // Before it is in any region: who closes the log has the turn, and waits for those in.
+            Finish::new(write_own_record(self.clone())).await?;
+            if let Some(pin) = self.enter(regions.clone()) {
+                return Ok(pin);
+            }
+        }
         let (id, start) = {
             let mut state = self.lock();
             if !state.open {
@@ -320,6 +344,16 @@ impl Log {
         self.lock().sequence = sequence;
         Ok(())
     }
+}
+
+/// [`Intent::EveryWrite`]: one call's record, in a turn of its own. It names what is hot now.
+async fn write_own_record(log: Arc<Log>) -> Result<(), IoError> {
+    let _turn = log.turn().await;
+    if !log.is_open() {
+        return Err(IoError::Unreachable);
+    }
+    let regions = log.lock().hot.record();
+    log.write_record(&regions).await.inspect_err(|_| count(&log.counters.failures))
 }
 
 /// Serves tickets until there are none.

@@ -46,6 +46,17 @@ pub enum WhenSplit {
     KeepServing,
 }
 
+/// What the write-intent log writes before the data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Intent {
+    /// A record of the regions that may be written, when another one is: what is hot costs nothing.
+    #[default]
+    HotRegions,
+    /// A record for each write, one after the other, shared with no other: what a log without hot
+    /// regions costs. For labs alone; nothing is safer by it.
+    EveryWrite,
+}
+
 /// A peer.
 #[derive(Clone)]
 pub struct PeerOptions {

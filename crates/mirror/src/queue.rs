@@ -39,6 +39,20 @@ pub enum WhenFull {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place(u64);
 
+/// Answer to [`Queue::send`].
+#[derive(Debug)]
+#[must_use]
+pub(crate) enum Post {
+    /// It goes. Whoever waits behind it and fits beside it is to be woken, and so on: one woken for
+    /// each that ended would never have more under way than there were at the fewest.
+    Now {
+        /// Of the next write.
+        next: Option<Waker>,
+    },
+    /// Not yet.
+    Later,
+}
+
 #[derive(Debug)]
 struct Entry {
     bytes: u64,
@@ -116,35 +130,36 @@ impl Queue {
         self.entries.get_mut(place.0.checked_sub(self.first)? as usize)
     }
 
-    /// Whether the write may be sent now; then it counts as sent. Else `waker` is woken.
-    pub(crate) fn may_send(&mut self, place: Place, waker: &Waker) -> bool {
-        let fits = |queue: &Queue, bytes: u64| {
-            queue.window == 0 || queue.window + bytes <= queue.limits.window_bytes
+    /// Asks for the write to be sent: [`Post::Now`] counts it as sent. Else `waker` is woken when
+    /// it is its turn.
+    pub(crate) fn send(&mut self, place: Place, waker: &Waker) -> Post {
+        let is_next = self.unsent == place.0;
+        let Some(bytes) = self.entry(place).map(|entry| entry.bytes) else {
+            return Post::Now { next: None };
         };
-        let next = self.unsent == place.0;
-        let Some(entry) = self.entry(place) else { return true };
-        let bytes = entry.bytes;
-        if next && fits(self, bytes) {
+        if is_next && self.fits(bytes) {
             self.window += bytes;
             self.unsent += 1;
             if let Some(entry) = self.entry(place) {
                 (entry.state, entry.waker) = (State::Sent, None);
             }
-            return true;
+            return Post::Now { next: self.next_to_send() };
         }
         if let Some(entry) = self.entry(place) {
             entry.waker = Some(waker.clone());
         }
-        false
+        Post::Later
+    }
+
+    fn fits(&self, bytes: u64) -> bool {
+        self.window == 0 || self.window + bytes <= self.limits.window_bytes
     }
 
     /// The waker of the next to be sent, if it waits and fits.
     pub(crate) fn next_to_send(&mut self) -> Option<Waker> {
         let place = Place(self.unsent);
-        let (window, limit) = (self.window, self.limits.window_bytes);
-        let entry = self.entry(place)?;
-        let fits = window == 0 || window + entry.bytes <= limit;
-        if fits { entry.waker.take() } else { None }
+        let bytes = self.entry(place)?.bytes;
+        if self.fits(bytes) { self.entry(place)?.waker.take() } else { None }
     }
 
     /// The write was acknowledged, or given up with its attachment.
@@ -215,6 +230,10 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::Wake;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -223,7 +242,17 @@ mod tests {
         QueueLimits { high_bytes: 100, low_bytes: 40, writes: 20, window_bytes: 30 };
 
     fn sends(queue: &mut Queue, place: Place) -> bool {
-        queue.may_send(place, Waker::noop())
+        matches!(queue.send(place, Waker::noop()), Post::Now { .. })
+    }
+
+    /// Whether a task was woken.
+    #[derive(Default)]
+    struct Flag(AtomicBool);
+
+    impl Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
     }
 
     #[test]
@@ -256,6 +285,26 @@ mod tests {
         assert!(sends(&mut queue, places[2]));
         queue.ended(places[0]);
         assert_eq!(queue.lag(9), (30, 7));
+    }
+
+    /// Those that asked too early are woken by the one before them, not only one by one as writes
+    /// end: a window that was once nearly empty fills again.
+    #[test]
+    fn a_window_that_was_empty_fills_again() {
+        let mut queue = Queue::new(LIMITS);
+        let places: Vec<Place> = (0..4).map(|now| queue.push(10, now).unwrap()).collect();
+        let flags: Vec<Arc<Flag>> = places.iter().map(|_| Arc::default()).collect();
+        for (place, flag) in places.iter().zip(&flags).skip(1) {
+            assert!(matches!(queue.send(*place, &flag.clone().into()), Post::Later));
+        }
+        for (at, place) in places.iter().enumerate().take(3) {
+            let Post::Now { next } = queue.send(*place, Waker::noop()) else { panic!("its turn") };
+            if let Some(next) = next {
+                next.wake();
+            }
+            let woken = flags[at + 1].0.load(Ordering::Relaxed);
+            assert_eq!(woken, at < 2, "as long as the window has room, at {at}");
+        }
     }
 
     #[test]

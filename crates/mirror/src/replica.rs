@@ -29,6 +29,7 @@ use crate::limits::{PAGE_BYTES, PEERS_MAX, PIECE_MAX_REGIONS, REGIONS_MAX};
 use crate::locate::{end_of, locate};
 use crate::log::Log;
 pub use crate::log::{Pin, Statistics};
+use crate::options::Intent;
 use crate::part::Part;
 pub use crate::recover::Lost;
 use crate::recover::{Recovered, make, recover};
@@ -309,6 +310,12 @@ impl Replica {
         self.0.log_room_bytes.store(bytes, Ordering::Relaxed);
     }
 
+    /// What its log writes before the data: [`Intent::HotRegions`] unless this says otherwise, after
+    /// each time that it is opened.
+    pub fn set_intent(&self, intent: Intent) {
+        self.0.log.set_intent(intent);
+    }
+
     /// Why the log that was found when it was opened could not be trusted; all bits were set then.
     pub fn lost(&self) -> Option<Lost> {
         self.0.lost
@@ -424,8 +431,8 @@ impl Replica {
 
 /// The log.
 impl Replica {
-    /// Enters the regions of a range, if all are hot: without I/O, memory or a lock. The range is
-    /// within the volume and spans at most [`Replica::longest_piece`], aligned to it.
+    /// Enters the regions of a range, if all are hot: without I/O, memory or a lock. Never with
+    /// [`Intent::EveryWrite`]. The range is within the volume and spans at most [`Replica::longest_piece`], aligned to it.
     pub fn try_pin(&self, offset: u64, len: u64) -> Option<Pin> {
         self.0.log.try_pin(offset, len)
     }

@@ -132,8 +132,9 @@ async fn writer(replica: Replica, known: Rc<Known>, own: u64) {
     }
 }
 
-async fn history(separate: bool, known: Rc<Known>) {
+async fn history(separate: bool, intent: Intent, known: Rc<Known>) {
     let replica = open(separate).await;
+    replica.set_intent(intent);
     replica.begin_use(|_| {}).await.expect("sound disks");
     known.in_use.set(true);
     let tasks: Vec<_> =
@@ -178,12 +179,12 @@ fn served(sim: &Simulation, node: NodeId) -> u64 {
 
 /// Runs a history until so many operations are done, and a little longer, so that the next are in
 /// flight. Takes the power, and looks. False when the history had ended.
-fn cut_at(seed: u64, separate: bool, cut: u64) -> bool {
+fn cut_at(seed: u64, separate: bool, intent: Intent, cut: u64) -> bool {
     let (sim, node) = world(seed, separate);
     let known = Rc::new(Known::default());
     known.peer.borrow_mut().resize(BLOCKS as usize, 0);
     let began = served(&sim, node);
-    sim.spawn_on(node, history(separate, known.clone()));
+    sim.spawn_on(node, history(separate, intent, known.clone()));
     sim.block_on(async {
         while !known.done.get() && served(&sim, node) - began < cut {
             // Steps as long as an operation at rest: a pause has many of the short ones.
@@ -201,9 +202,9 @@ fn cut_at(seed: u64, separate: bool, cut: u64) -> bool {
 }
 
 /// After each operation of a history, from the first to the last.
-fn cut_everywhere(seed: u64, separate: bool) {
+fn cut_everywhere(seed: u64, separate: bool, intent: Intent) {
     let mut cut = 0;
-    while cut_at(seed, separate, cut) {
+    while cut_at(seed, separate, intent, cut) {
         cut += 1;
     }
     assert!(cut > 100, "the history is longer than {cut} operations");
@@ -211,12 +212,17 @@ fn cut_everywhere(seed: u64, separate: bool) {
 
 #[test]
 fn a_power_loss_at_any_moment_leaves_every_difference_marked() {
-    cut_everywhere(1, false);
+    cut_everywhere(1, false, Intent::HotRegions);
 }
 
 #[test]
 fn the_same_with_the_log_on_a_device_of_its_own() {
-    cut_everywhere(2, true);
+    cut_everywhere(2, true, Intent::HotRegions);
+}
+
+#[test]
+fn the_same_with_a_record_for_each_write() {
+    cut_everywhere(8, true, Intent::EveryWrite);
 }
 
 /// Opens for use and closes, in a world without faults.
@@ -304,6 +310,49 @@ fn hot_calls_write_nothing_and_a_failed_log_fails_cold_ones_alone() {
     // On disk it is in use still, and the record that was tried may name its region.
     let crashed = on(&sim, node, async { open(true).await.superblock().flags.crashed });
     assert!(crashed);
+}
+
+#[test]
+fn with_every_write_each_call_waits_for_a_record_of_its_own() {
+    let (sim, node) = world(9, true);
+    let world = sim.world();
+    on(&sim, node, async move {
+        let replica = open(true).await;
+        replica.set_intent(Intent::EveryWrite);
+        assert!(matches!(replica.pin(0, BLOCK).await, Err(IoError::Unreachable)));
+        replica.begin_use(|_| {}).await.expect("sound disks");
+        // Its own, and the one that makes the region hot.
+        let before = replica.statistics().record_writes;
+        drop(replica.pin(0, BLOCK).await.expect("a sound log"));
+        assert_eq!(replica.statistics().record_writes - before, 2);
+        assert!(replica.try_pin(0, BLOCK).is_none(), "however hot it is");
+        let disk = world.disk_stats(node, LOG).writes;
+        let pins: Vec<_> = (0..20)
+            .map(|_| {
+                let replica = replica.clone();
+                spawn(async move { replica.pin(0, BLOCK).await.map(drop) })
+            })
+            .collect();
+        // It has begun: its record is written to the end, and nobody is left in the region.
+        time::sleep(Duration::ZERO).await;
+        pins[0].abort();
+        pins[5].abort();
+        for (index, pin) in pins.into_iter().enumerate() {
+            assert_eq!(pin.await.is_ok(), index != 0 && index != 5);
+        }
+        let statistics = replica.statistics();
+        assert!(world.disk_stats(node, LOG).writes - disk >= 18);
+        assert_eq!((statistics.hot_calls, statistics.failures), (0, 0));
+        let waiting = replica.clone();
+        let late = spawn(async move { waiting.pin(0, BLOCK).await.map(drop) });
+        time::sleep(Duration::ZERO).await;
+        // It waits for all calls to end: one that held a region and waited for it would hang it.
+        replica.end_use(|_| {}).await.expect("sound disks");
+        assert!(matches!(late.await, Ok(Ok(()) | Err(IoError::Unreachable))));
+    });
+    sim.run_for(Duration::from_secs(1));
+    assert_eq!(sim.alive(), (0, 0));
+    assert!(!on(&sim, node, async { open(true).await.superblock().flags.crashed }));
 }
 
 #[test]

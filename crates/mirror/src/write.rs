@@ -26,7 +26,7 @@ use crate::mirror::{Inner, State, count};
 use crate::options::Mode;
 use crate::order::Order;
 use crate::overlap::Held;
-use crate::queue::Place;
+use crate::queue::{Place, Post};
 use crate::replica::Pin as HotPin;
 use crate::state::{Phase, Wish};
 
@@ -478,7 +478,9 @@ struct Letter {
 async fn deliver(inner: Arc<Inner>, letter: Letter, op: Op, range: (u64, u64), order: Order) {
     let Letter { leg, sending, place } = letter;
     let goes = poll_fn(|cx| {
-        if inner.legs[leg].queue().may_send(place, cx.waker()) {
+        let post = inner.legs[leg].queue().send(place, cx.waker());
+        if let Post::Now { next } = post {
+            next.into_iter().for_each(std::task::Waker::wake);
             return Poll::Ready(true);
         }
         // After the waker was left: a session that ends from now on wakes us.

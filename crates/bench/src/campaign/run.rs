@@ -102,7 +102,7 @@ impl Campaign<'_> {
             }
         }
         for (driven, verdicts) in driven.iter().zip(&verdicts) {
-            self.prepare(&driven.target, verdicts, watcher)?;
+            self.prepare(driven, verdicts, watcher)?;
         }
         let mut environment = environment::record(&self.plan.targets, self.fio);
         driven.iter().for_each(|driven| driven.describe(&mut environment));
@@ -227,40 +227,56 @@ impl Campaign<'_> {
     /// Makes files and fills what was never written.
     fn prepare(
         &self,
-        target: &Target,
+        driven: &Driven,
         verdicts: &[Verdict],
         watcher: &mut dyn Watcher,
     ) -> Result<(), Error> {
-        for (disk, verdict) in target.disks.iter().zip(verdicts) {
-            let Some(path) = disk.path() else {
-                watcher.note(&format!(
-                    "{disk}: a served volume is not filled: write all of it once before, as reads of \
-                     what was never written may not reach a disk"
-                ));
-                continue;
-            };
-            let one = Target { name: target.name.clone(), disks: vec![disk.clone()] };
-            let Some(fio) = self.fio else { return Err(Error::FioMissing) };
-            if *verdict == Verdict::Absent {
-                precondition::make(path, self.plan.file_bytes)?;
-            } else if !self.plan.precondition
-                || os::size_of(path).is_ok_and(|s| s > 0 && precondition::is_filled(path, s))
-            {
-                continue;
-            } else if !self.plan.writes() {
-                watcher.note(&format!(
-                    "{disk}: parts of it were never written or are zeroes, and reads of those may not \
-                     reach the disk: the results may be too good"
-                ));
-                continue;
+        for (disk, verdict) in driven.target.disks.iter().zip(verdicts) {
+            match disk.path() {
+                Some(path) if *verdict == Verdict::Absent => {
+                    precondition::make(path, self.plan.file_bytes)?;
+                }
+                _ if !self.plan.precondition || self.is_filled(disk)? => continue,
+                _ if !self.plan.writes() => {
+                    watcher.note(&format!(
+                        "{disk}: parts of it were never written or are zeroes, and reads of those \
+                         may not reach the disk: the results may be too good"
+                    ));
+                    continue;
+                }
+                _ => {}
             }
-            let known = os::size_of(path).unwrap_or(0);
-            let size = if known == 0 { self.plan.file_bytes } else { known };
-            let all: f64 = self.plan.steps().iter().map(|step| self.plan.step_seconds(*step)).sum();
-            watcher.begin(&format!("filling {disk}"), all + size as f64 / FILL_BYTES_PER_S);
-            fio.fill(&one, Some(size), self.interrupt, &mut || watcher.tick())?;
+            self.fill(disk, driven, watcher)?;
         }
         Ok(())
+    }
+
+    fn is_filled(&self, disk: &Place) -> Result<bool, Error> {
+        match disk.path() {
+            Some(path) => {
+                Ok(os::size_of(path).is_ok_and(|s| s > 0 && precondition::is_filled(path, s)))
+            }
+            None => precondition::is_served_filled(&disk.to_string(), self.interrupt),
+        }
+    }
+
+    fn fill(&self, disk: &Place, driven: &Driven, watcher: &mut dyn Watcher) -> Result<(), Error> {
+        let known = match disk.path() {
+            Some(path) => os::size_of(path).unwrap_or(0),
+            None => driven.served_bytes(disk),
+        };
+        let size = if known == 0 { self.plan.file_bytes } else { known };
+        let all: f64 = self.plan.steps().iter().map(|step| self.plan.step_seconds(*step)).sum();
+        watcher.begin(&format!("filling {disk}"), all + size as f64 / FILL_BYTES_PER_S);
+        let mut tick = || watcher.tick();
+        match (disk, self.fio) {
+            (Place::NvmeTcp(uri), _) => self.generator.fill(uri, size, self.interrupt, &mut tick),
+            (_, Some(fio)) => {
+                let one = Target { name: driven.target.name.clone(), disks: vec![disk.clone()] };
+                fio.fill(&one, Some(size), self.interrupt, &mut tick).map(drop)
+            }
+            (_, None) => Err(Error::FioMissing),
+        }
     }
 }
 

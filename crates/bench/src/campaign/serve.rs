@@ -44,6 +44,11 @@ impl Driven {
         }
     }
 
+    /// Of a served disk; 0 if it is none.
+    pub(super) fn served_bytes(&self, disk: &Place) -> u64 {
+        self.sizes.get(&disk.to_string()).copied().unwrap_or(0)
+    }
+
     /// Adds what the environment cannot see by itself.
     pub(super) fn describe(&self, environment: &mut Environment) {
         for (disk, driven) in self.disks.iter().zip(&self.target.disks) {

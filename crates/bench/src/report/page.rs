@@ -460,6 +460,7 @@ fn environment_of(out: &mut Writer, found: &Environment) {
                 ),
             ),
             ("machine", known(&found.machine)),
+            ("machine type", known(&found.machine_type)),
             ("fio", format!("{}, engine {}", known(&found.fio), known(&found.engine))),
             ("flagstone", found.flagstone.clone()),
         ],

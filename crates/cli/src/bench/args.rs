@@ -72,6 +72,10 @@ pub struct RunArgs {
     /// where a volume emulates a disk
     #[arg(long, value_name = "FILE")]
     pub stack: Option<PathBuf>,
+    /// Control API of the server of this machine that serves a target: what the volume is made of is
+    /// kept with the results; where servers have it by default if not given
+    #[arg(long, value_name = "PATH")]
+    pub api: Option<PathBuf>,
     /// A target that is not a real disk but acts as one: its results say so (repeatable)
     #[arg(long, value_name = "TARGET")]
     pub emulated: Vec<String>,

@@ -1,6 +1,7 @@
 //! `flagstone bench`: measures with fio, keeps the results, compares them.
 
 pub mod args;
+mod asked;
 mod compare;
 mod diskspd;
 mod list;

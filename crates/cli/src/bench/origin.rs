@@ -1,4 +1,5 @@
-//! What the user tells of targets that cannot be looked into: `--stack` and `--emulated`.
+//! What is told of targets that cannot be looked into: by their server's API, and by the user with
+//! `--stack` and `--emulated`, whose word counts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +16,7 @@ use super::args::RunArgs;
 
 /// What was told of the plan's disks, by how they are written.
 pub(super) fn told(plan: &Plan, args: &RunArgs) -> Result<BTreeMap<String, Origin>, Error> {
-    let mut origins = BTreeMap::new();
+    let mut origins = super::asked::told(plan, args.api.as_ref())?;
     if let Some(path) = &args.stack {
         origins.extend(of_stack(plan, path)?);
     }
@@ -75,12 +76,29 @@ fn nature(volume: &Volume) -> Nature {
     if volume.layers.iter().any(acts) {
         return Nature::Emulated;
     }
-    let of = |device: &DeviceSpec| match device {
+    volume.backing.devices().iter().map(nature_of_device).max().unwrap_or_default()
+}
+
+fn nature_of_device(device: &DeviceSpec) -> Nature {
+    match device {
         DeviceSpec::Path(_) => Nature::Real,
         DeviceSpec::Memory { .. } | DeviceSpec::Null { .. } => Nature::Memory,
         DeviceSpec::NvmeTcp(_) | DeviceSpec::Nbd(_) => Nature::Served,
-    };
-    volume.backing.devices().iter().map(of).max().unwrap_or_default()
+    }
+}
+
+/// The same of the names that the API has for layers and devices. What is not known is not taken
+/// for real.
+pub(super) fn nature_of(layers: &[String], devices: &[String]) -> Nature {
+    let known = ["limit", "shared_limit", "mirror", "stripe"];
+    if layers.iter().any(|layer| ["emulate", "delay", "fault"].contains(&layer.as_str())) {
+        return Nature::Emulated;
+    }
+    if layers.iter().any(|layer| !known.contains(&layer.as_str())) {
+        return Nature::Unknown;
+    }
+    let of = |device: &String| device.parse().map_or(Nature::Unknown, |it| nature_of_device(&it));
+    devices.iter().map(of).max().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -103,6 +121,21 @@ device = "memory:1GiB"
     fn found(address: &str) -> Option<Nature> {
         let config = Config::parse("x", STACK).unwrap_or_else(|error| panic!("{error}"));
         volume_of(&config, &address.parse().expect("a device")).map(nature)
+    }
+
+    #[test]
+    fn what_the_api_says_is_judged() {
+        let of = |layers: &[&str], device: &str| {
+            nature_of(
+                &layers.iter().map(|l| (*l).to_owned()).collect::<Vec<_>>(),
+                &[device.to_owned()],
+            )
+        };
+        assert_eq!(of(&["limit"], "/dev/sdb"), Nature::Real);
+        assert_eq!(of(&["limit", "emulate"], "/dev/sdb"), Nature::Emulated);
+        assert_eq!(of(&[], "memory:1GiB"), Nature::Memory);
+        assert_eq!(of(&["of a later version"], "/dev/sdb"), Nature::Unknown);
+        assert_eq!(nature_of(&[], &[]), Nature::Unknown);
     }
 
     #[test]

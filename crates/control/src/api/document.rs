@@ -82,7 +82,7 @@ pub struct VolumesDocument {
 }
 
 /// `GET /v1/volumes/{name}`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VolumeDocument {
     /// Its name.
     pub name: String,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use flagstone_mirror::queue::WhenFull;
-use flagstone_mirror::{Ack, Mode, WhenPeerLost, WhenSplit};
+use flagstone_mirror::{Ack, Intent, Mode, WhenPeerLost, WhenSplit};
 use flagstone_replication::Codec;
 
 use super::check::{RawConfig, RawLayer, RawVolume};
@@ -104,6 +104,7 @@ pub(crate) fn read_mirror(
         },
         bitmap: bitmap.as_ref().map(|bitmap| bitmap.value.clone()),
         bitmap_layers: read_bitmap_layers(reader, title, catalogues),
+        intent: read_intent(reader),
         queue_bytes: reader.size_or_default("queue").value,
         when_queue_full: match reader.choice("when_queue_full").as_str() {
             "track" => WhenFull::Track,
@@ -164,6 +165,20 @@ fn read_bitmap_layers(reader: &Reader<'_>, title: &str, catalogues: &Catalogues)
         performance::read_emulation(&emulate, &format!("{title}.{key}"), catalogues);
     let limit = limit.map(|limit| Layer::Limit(Box::new(limit)));
     limit.into_iter().chain(latency.map(Layer::Emulate)).collect()
+}
+
+/// On a disk that is not emulated it is a mistake: it is slower, and nothing is safer.
+fn read_intent(reader: &Reader<'_>) -> Intent {
+    let key = "intent";
+    if reader.choice(key) != "every-write" {
+        return Intent::HotRegions;
+    }
+    if !reader.has("bitmap_emulate") {
+        let help = "remove it: it is for `flagstone lab mirror` alone, beside `bitmap_emulate`";
+        let message = "`every-write` with a log on a real disk";
+        reader.report().error(&reader.key_place(key), message, help);
+    }
+    Intent::EveryWrite
 }
 
 /// Keys of the other mode have no effect, and who wrote them expects one.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use flagstone_cloud::Confidence;
 use flagstone_limit::{EmulationConfig, Limit};
 use flagstone_mirror::queue::WhenFull;
-use flagstone_mirror::{Ack, Mode, WhenPeerLost, WhenSplit};
+use flagstone_mirror::{Ack, Intent, Mode, WhenPeerLost, WhenSplit};
 use flagstone_replication::Codec;
 
 use crate::api_spec::ApiSpec;
@@ -173,6 +173,8 @@ pub struct Mirror {
     pub bitmap: Option<DeviceSpec>,
     /// Layers over that, the first on top: for labs and tests.
     pub bitmap_layers: Vec<Layer>,
+    /// What the log writes before the data.
+    pub intent: Intent,
     /// Asynchronous mode: bytes that wait for the peer, at most.
     pub queue_bytes: u64,
     /// Asynchronous mode: what to do with writes when it is full.

@@ -544,6 +544,12 @@ pub static MIRROR: Section = Section {
             "The device of `bitmap` answers as late as a disk of some type; its keys are those of `emulate`. For labs and tests.",
         ),
         key(
+            "intent",
+            Kind::Choice(&["hot-regions", "every-write"]),
+            "hot-regions",
+            "What the log writes before the data: `hot-regions`, which of them may be written, when another one is; `every-write`, a record for each write, one after the other, for `flagstone lab mirror` alone: it shows what a log without hot regions costs, makes nothing safer, and is refused without `bitmap_emulate`.",
+        ),
+        key(
             "when_peer_lost",
             Kind::Choice(&["continue", "strict"]),
             "continue",

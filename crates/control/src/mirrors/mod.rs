@@ -261,6 +261,7 @@ impl Mirrored {
         if let Some(bytes) = self.log_room_bytes(&replica.superblock().shape) {
             replica.set_log_room(bytes);
         }
+        replica.set_intent(self.config.intent);
         let volume = replica.superblock().volume;
         let peers =
             (0..self.links.len()).map(|leg| self.peer_options(leg)).collect::<Result<_, _>>()?;

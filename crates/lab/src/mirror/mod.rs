@@ -31,7 +31,8 @@ use flagstone_cloud::{Catalogue, Configuration};
 
 use self::published::{IN_FLIGHT, ROWS, Row};
 use self::setup::{
-    CATALOGUE, COLD_BYTES, DISK_BYTES, Disks, HOT_BYTES, Mirror, PLAIN, SETUPS, Setup, TYPE,
+    CATALOGUE, COLD_BYTES, DISK_BYTES, Disks, HOT_BYTES, LOOPBACK, Mirror, PLAIN, SETUPS, Setup,
+    TYPE,
 };
 use self::summary::{Calibrated, Summary};
 use crate::Error;
@@ -43,6 +44,8 @@ use crate::node::{Pair, device};
 const SUITE: &str = "mirror";
 /// Warm-up and length of a measurement that calibrates, in ms.
 const PROBE_MS: (u64, u64) = (300, 1000);
+/// Writes a second with which the loopback's own round trip is measured: each finds it idle.
+const LOOPBACK_PER_S: u64 = 500;
 
 /// What is asked.
 #[derive(Clone, Debug)]
@@ -96,8 +99,19 @@ impl Options {
     /// How long it takes at least, in seconds.
     pub fn seconds(&self) -> f64 {
         let measured: f64 = ROWS.iter().map(|row| self.row_seconds(row)).sum();
-        // Starting two nodes and copying all volumes, and a probe, for each size.
-        measured + ROWS.len() as f64 * 8.0
+        // Starting two nodes and copying all volumes, and two probes, for each size.
+        measured + ROWS.len() as f64 * 10.0
+    }
+
+    /// The disks of a row, and what the target's has to add so that the link takes its round trip:
+    /// the loopback's own part of it is there already.
+    fn disks(&self, calibrated: &Calibrated) -> Disks {
+        let rest_us = self.rtt_us as f64 - calibrated.loopback_us;
+        Disks {
+            write_latency_us: calibrated.write_latency_us,
+            link_us: rest_us.round().max(0.0) as u64,
+            machine: self.machine.clone(),
+        }
     }
 
     fn row_seconds(&self, row: &Row) -> f64 {
@@ -131,6 +145,13 @@ impl Options {
             ..Job::default()
         }
     }
+
+    /// One write at a time, seldom.
+    fn loopback_job(&self, row: &Row) -> Job {
+        let (ramp_ms, runtime_ms) = PROBE_MS;
+        let rate_iops = Some(LOOPBACK_PER_S);
+        Job { depth: 1, rate_iops, ramp_ms, runtime_ms, ..self.job(row, true) }
+    }
 }
 
 /// What a job of a row is called.
@@ -163,10 +184,12 @@ pub fn run(
             "cannot make a directory for the nodes: set TMPDIR to a place where one may write",
         ))?;
     let mut lab = Lab::new(options, scratch.path(), interrupt)?;
+    watcher.begin("measuring this machine's own round trip", options.seconds());
+    let loopback = lab.loopback()?;
     let mut calibrated = Vec::new();
-    for row in &ROWS {
+    for (row, loopback_us) in ROWS.iter().zip(loopback) {
         watcher.begin(&format!("calibrating the disk for {}", row.size), options.seconds());
-        calibrated.push(lab.calibrate(row)?);
+        calibrated.push(lab.calibrate(row, loopback_us)?);
     }
     let whole = lab.whole(&calibrated);
     whole.check()?;
@@ -175,7 +198,7 @@ pub fn run(
     for (at, row) in ROWS.iter().enumerate() {
         let later_s = ROWS[at + 1..].iter().map(|row| options.row_seconds(row)).sum();
         let mut follow = Follow { inner: &mut *watcher, later_s };
-        ending = lab.row(row, &whole, calibrated[at].write_latency_us, &store, &mut follow)?;
+        ending = lab.row(row, &whole, &calibrated[at], &store, &mut follow)?;
         if ending == Ending::Interrupted {
             break;
         }
@@ -204,9 +227,25 @@ impl Lab<'_> {
         Ok(Lab { options, interrupt, generator, pair })
     }
 
+    /// What a write of each row's size and its answer take from process to process on this machine,
+    /// with no disk at all, in µs: medians, which a busy moment does not move.
+    fn loopback(&mut self) -> Result<Vec<f64>, Error> {
+        self.pair.b.configure(&setup::loopback_configuration(&self.pair))?;
+        self.pair.b.start(self.interrupt)?;
+        let uri = device(&self.pair.ports[1..], LOOPBACK);
+        let mut found = Vec::new();
+        for row in &ROWS {
+            let job = self.options.loopback_job(row);
+            let (results, _) = self.generator.measure(&job, &uri, self.interrupt, &mut || {})?;
+            found.push(results.total.map_or(0.0, |total| total.latency_us.p50));
+        }
+        self.pair.b.stop(self.interrupt)?;
+        Ok(found)
+    }
+
     /// Finds the latency of the emulated disk with which what is not mirrored takes as long as
     /// published: what the way to the disk takes on this machine is part of it.
-    fn calibrate(&mut self, row: &Row) -> Result<Calibrated, Error> {
+    fn calibrate(&mut self, row: &Row, loopback_us: f64) -> Result<Calibrated, Error> {
         let published_us = row.plain.latency_ms * 1e3;
         // Where the disk's throughput binds, its latency does not matter below what the queue
         // makes of it: that of the next smaller write that was published is taken.
@@ -218,12 +257,13 @@ impl Lab<'_> {
             published_us,
             write_latency_us: wanted_us as u64,
             way_us: None,
+            loopback_us,
         };
         if !bound_by_latency {
             return Ok(found);
         }
         // The disk alone: a machine's limits would be taken for latency.
-        let disks = Disks { write_latency_us: found.write_latency_us, rtt_us: 0, machine: None };
+        let disks = Disks { write_latency_us: found.write_latency_us, link_us: 0, machine: None };
         self.pair.a.configure(&disks.configuration(&self.pair, 0, &SETUPS[..1]))?;
         self.pair.a.start(self.interrupt)?;
         let mut job = self.options.job(row, true);
@@ -244,12 +284,11 @@ impl Lab<'_> {
         &mut self,
         row: &Row,
         whole: &Plan,
-        write_latency_us: u64,
+        calibrated: &Calibrated,
         store: &Store,
         watcher: &mut Follow<'_>,
     ) -> Result<Ending, Error> {
-        let Options { rtt_us, machine, .. } = self.options.clone();
-        let disks = Disks { write_latency_us, rtt_us, machine };
+        let disks = self.options.disks(calibrated);
         watcher.begin(&format!("starting two nodes for {}", row.size), 0.0);
         let setups = self.options.all_setups();
         self.pair.a.configure(&disks.configuration(&self.pair, 0, &setups))?;
@@ -311,8 +350,7 @@ impl Lab<'_> {
     fn stack(&self, setup: &Setup, calibrated: &[Calibrated]) -> String {
         let mut text = String::new();
         for one in calibrated {
-            let Options { rtt_us, machine, .. } = self.options.clone();
-            let disks = Disks { write_latency_us: one.write_latency_us, rtt_us, machine };
+            let disks = self.options.disks(one);
             for (index, node) in crate::node::NAMES.iter().enumerate() {
                 let volume = disks.volume(setup, index);
                 if !volume.is_empty() {
@@ -378,6 +416,7 @@ mod tests {
                 published_us: 2000.0,
                 write_latency_us: 1800,
                 way_us: Some(200.0),
+                loopback_us: 90.0,
             })
             .collect();
         let whole = lab.whole(&calibrated);
@@ -386,9 +425,30 @@ mod tests {
             let origin = &whole.origins[&target.address()];
             assert_eq!(origin.nature, Nature::Emulated);
             assert!(origin.stack.contains("emulate = ") && origin.stack.contains("# 64K, on"));
+            if target.name == setup::MIRROR {
+                // 300 of the link, of which the loopback has 90.
+                assert!(origin.stack.contains("write_latency = \"2010us\""), "{}", origin.stack);
+            }
             assert!(origin.stack.len() < flagstone_bench::limits::STACK_BYTES);
         }
         assert!(whole.title.contains("EMULATED"));
+    }
+
+    #[test]
+    fn the_loopback_is_a_part_of_the_link() {
+        let mut calibrated = Calibrated {
+            size: "8K",
+            published_us: 1935.0,
+            write_latency_us: 1800,
+            way_us: Some(135.0),
+            loopback_us: 89.6,
+        };
+        assert_eq!(options().disks(&calibrated).link_us, 210);
+        calibrated.loopback_us = 400.0;
+        assert_eq!(options().disks(&calibrated).link_us, 0, "it cannot be made shorter");
+        let job = options().loopback_job(&ROWS[1]);
+        assert_eq!((job.depth, job.rate_iops, job.block_bytes), (1, Some(500), 8192));
+        job.check().unwrap();
     }
 
     #[test]

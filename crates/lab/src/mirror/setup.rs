@@ -2,7 +2,8 @@
 //!
 //! The disks are memory that answers as late as the published report's disks did; the link's round
 //! trip is in the answer of the target's disk, one timer for both, so that it costs no CPU time and
-//! no second wake-up on a machine where two nodes and their host share the CPUs.
+//! no second wake-up on a machine where two nodes and their host share the CPUs. What the loopback
+//! takes by itself is part of that round trip, not added to it.
 
 use std::fmt::Write as _;
 
@@ -36,6 +37,9 @@ const READ_LATENCY_US: u64 = 1;
 /// How long a write to a local SSD takes: no source says; SSDs of this kind take less than 100 µs
 /// at low depths.
 const LOCAL_SSD_LATENCY_US: u64 = 100;
+
+/// What a node takes of the machine.
+const NODE: &str = "cores = 1\nmemory = \"512MiB\"\n";
 
 /// Where the intent log lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +76,7 @@ pub struct Setup {
     pub mirror: Mirror,
     /// Where the log is, if there is one.
     pub log: Log,
-    /// Whether the link takes its time.
+    /// Whether the link takes the time that is asked for, and not the loopback's alone.
     pub link: bool,
     /// Whether the log may call all that is written hot.
     pub hot: bool,
@@ -82,8 +86,18 @@ pub struct Setup {
 pub const PLAIN: &str = "no mirror";
 /// The published mirror.
 pub const MIRROR: &str = "mirror";
-/// The same over a link that takes no time.
+/// The same over a link that takes no time of its own: the loopback's is there still.
 pub const NO_LINK: &str = "mirror, link without delay";
+
+/// The volume with which the loopback's own round trip is measured.
+pub const LOOPBACK: &str = "loopback";
+
+/// The target's node with nothing behind it: what a write takes there is what lies between two
+/// processes.
+pub fn loopback_configuration(pair: &Pair) -> String {
+    let gib = HOT_BYTES.div_ceil(1 << 30);
+    pair.preamble(1, NODE, "") + &format!("[volume.{LOOPBACK}]\ndevice = \"null:{gib}GiB\"\n")
+}
 
 const fn setup(name: &'static str, volume: &'static str, mirror: Mirror) -> Setup {
     Setup { name, volume, mirror, log: Log::LocalSsd, link: true, hot: true }
@@ -122,15 +136,15 @@ impl Setup {
 pub struct Disks {
     /// How long a write takes on a disk, in µs.
     pub write_latency_us: u64,
-    /// The link's round trip, in µs.
-    pub rtt_us: u64,
+    /// What the target's disk adds for the link's round trip, in µs: what the loopback does not take.
+    pub link_us: u64,
     /// A machine type, such as `c2-standard-8`, whose limits hold in place of the published disk's.
     pub machine: Option<String>,
 }
 
 impl Disks {
     fn emulate(&self, setup: &Setup, index: usize) -> String {
-        let link_us = if index == 1 && setup.link { self.rtt_us } else { 0 };
+        let link_us = if index == 1 && setup.link { self.link_us } else { 0 };
         let write_us = self.write_latency_us + link_us;
         let latency =
             format!("write_latency = \"{write_us}us\", read_latency = \"{READ_LATENCY_US}us\"");
@@ -194,7 +208,7 @@ impl Disks {
     /// The configuration of a node with these volumes, 0 being the source.
     pub fn configuration(&self, pair: &Pair, index: usize, setups: &[Setup]) -> String {
         let volumes: String = setups.iter().map(|setup| self.volume(setup, index)).collect();
-        pair.preamble(index, "cores = 1\nmemory = \"512MiB\"\n", "") + &volumes
+        pair.preamble(index, NODE, "") + &volumes
     }
 }
 
@@ -213,7 +227,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let pair = Pair::new("flagstone".as_ref(), directory.path()).unwrap();
         for machine in [None, Some("c2-standard-8".to_owned())] {
-            let disks = Disks { write_latency_us: 1935, rtt_us: 300, machine };
+            let disks = Disks { write_latency_us: 1935, link_us: 300, machine };
             let a = parsed(&disks.configuration(&pair, 0, &SETUPS));
             let b = parsed(&disks.configuration(&pair, 1, &SETUPS));
             assert_eq!(a.volumes.len(), SETUPS.len());
@@ -228,8 +242,17 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_behind_the_loopback() {
+        let directory = tempfile::tempdir().unwrap();
+        let pair = Pair::new("flagstone".as_ref(), directory.path()).unwrap();
+        let config = parsed(&loopback_configuration(&pair));
+        assert_eq!((config.volumes.len(), config.volumes[0].name.as_str()), (1, LOOPBACK));
+        assert!(config.volumes[0].layers.is_empty());
+    }
+
+    #[test]
     fn the_link_is_in_the_answer_of_the_targets_disk() {
-        let disks = Disks { write_latency_us: 1000, rtt_us: 300, machine: None };
+        let disks = Disks { write_latency_us: 1000, link_us: 300, machine: None };
         let of = |name: &str, index| {
             let setup = SETUPS.iter().find(|setup| setup.name == name).unwrap();
             disks.volume(setup, index)

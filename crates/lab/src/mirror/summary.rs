@@ -6,7 +6,7 @@ use flagstone_bench::stats::{REPETITIONS_LEAST, median, noise_percent};
 use serde::Serialize;
 
 use super::published::{ROWS, Row, latency_overhead, throughput_overhead};
-use super::setup::{MIRROR, NO_LINK, PLAIN, SETUPS};
+use super::setup::{MIRROR, PLAIN, SETUPS};
 use super::{Options, job_name};
 use crate::limits::BUSY_PERCENT;
 
@@ -25,6 +25,25 @@ pub struct Calibrated {
     /// What the way to the disk and back takes on this machine, in µs; none where the disk's
     /// throughput binds.
     pub way_us: Option<f64>,
+    /// What a write of this size and its answer take between two processes of this machine, in µs:
+    /// it is part of the link's round trip.
+    pub loopback_us: f64,
+}
+
+impl Calibrated {
+    /// The link's round trip as it is here, in µs: never less than the loopback's own.
+    fn link_us(&self, rtt_us: u64) -> f64 {
+        (rtt_us as f64).max(self.loopback_us)
+    }
+
+    /// The mean latency that no synchronous mirror can be below, in ms, where what is not mirrored
+    /// has `plain_ms`: the other side's disk answers a round trip later than this one's. Where a
+    /// limit of the disk and not its latency binds, writes wait for the limit on both sides alike,
+    /// and the round trip shows only as far as it is more than that wait.
+    fn bound_ms(&self, plain_ms: f64, rtt_us: u64) -> f64 {
+        let disk_ms = (self.write_latency_us as f64 + self.way_us.unwrap_or(0.0)) / 1e3;
+        plain_ms.max(plain_ms.min(disk_ms) + self.link_us(rtt_us) / 1e3)
+    }
 }
 
 /// A set-up at one size of write: medians of its repetitions.
@@ -56,7 +75,8 @@ pub struct Cell {
     pub latency_overhead_percent: Option<f64>,
 }
 
-/// What the link's delay has of the overhead, in the overhead's own percents.
+/// What the link's round trip costs at least, whatever mirrors over it synchronously, in the
+/// overhead's own percents.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Link {
     /// Of the throughput's.
@@ -74,7 +94,7 @@ pub struct Side {
     pub mirror: Option<Cell>,
     /// Without, here.
     pub plain: Option<Cell>,
-    /// What the link has of the overhead, here.
+    /// What the link has of the overhead.
     pub link: Option<Link>,
 }
 
@@ -125,8 +145,8 @@ impl Summary {
             cpu_model: machine.cpu_model.clone(),
             cpus: machine.cpus,
             runtime_ms: options.runtime_ms,
+            table: ROWS.iter().map(|row| side(row, &cells, &disks, options.rtt_us)).collect(),
             disks,
-            table: ROWS.iter().map(|row| side(row, &cells)).collect(),
             cells,
             doubts: Vec::new(),
         };
@@ -153,6 +173,7 @@ impl Summary {
              as large as what is written to"
                 .to_owned(),
         ];
+        doubts.push(self.link_doubt());
         let fewest = self.cells.iter().map(|cell| cell.repetitions).min().unwrap_or(0);
         if fewest < REPETITIONS_LEAST {
             doubts.push(format!(
@@ -166,6 +187,26 @@ impl Summary {
             ));
         }
         doubts
+    }
+
+    /// How the link was made, and what of it this machine had already.
+    fn link_doubt(&self) -> String {
+        let of = |disk: &Calibrated| format!("{:.0} µs at {}", disk.loopback_us, disk.size);
+        let loopback: Vec<_> = self.disks.iter().map(of).collect();
+        let short = self.disks.iter().any(|disk| disk.loopback_us > self.rtt_us as f64);
+        format!(
+            "of the link's round trip of {} µs the loopback of this machine takes {} by itself, and \
+             the target's disk adds the rest{}; of it the link: what no synchronous mirror over \
+             such a link can be without",
+            self.rtt_us,
+            loopback.join(", "),
+            if short {
+                ", which is nothing where the loopback takes more: the link is slower there \
+                       than was asked for"
+            } else {
+                ""
+            }
+        )
     }
 
     /// Where the CPUs were the limit.
@@ -232,19 +273,18 @@ fn cell(records: &[Record], row: &Row, hot: bool, setup: &'static str) -> Option
     })
 }
 
-fn side(row: &Row, cells: &[Cell]) -> Side {
+fn side(row: &Row, cells: &[Cell], disks: &[Calibrated], rtt_us: u64) -> Side {
     let find = |setup: &str| {
         let is = |cell: &&Cell| cell.size == row.size && !cell.cold && cell.setup == setup;
         cells.iter().find(is).cloned()
     };
-    let (mirror, plain, no_link) = (find(MIRROR), find(PLAIN), find(NO_LINK));
-    let link = match (&mirror, &plain, &no_link) {
-        (Some(mirror), Some(plain), Some(no_link)) => Some(Link {
-            throughput_percent: 100.0 * (no_link.mib_per_s - mirror.mib_per_s) / plain.mib_per_s,
-            latency_percent: 100.0 * (mirror.latency_ms - no_link.latency_ms) / mirror.latency_ms,
-        }),
-        _ => None,
-    };
+    let (mirror, plain) = (find(MIRROR), find(PLAIN));
+    let disk = disks.iter().find(|disk| disk.size == row.size);
+    let link = plain.as_ref().zip(disk).map(|(plain, disk)| {
+        // As many are in flight either way, so the throughput follows from the latency.
+        let percent = latency_overhead(disk.bound_ms(plain.latency_ms, rtt_us), plain.latency_ms);
+        Link { throughput_percent: percent, latency_percent: percent }
+    });
     Side { published: *row, mirror, plain, link }
 }
 
@@ -255,6 +295,16 @@ pub(crate) mod tests {
     use flagstone_bench::job::Job;
     use flagstone_bench::measurement::Measurement;
     use flagstone_bench::target::{Place, Target};
+
+    fn disk() -> Calibrated {
+        Calibrated {
+            size: "8K",
+            published_us: 2000.0,
+            write_latency_us: 1900,
+            way_us: Some(100.0),
+            loopback_us: 90.0,
+        }
+    }
 
     /// Twice at 8K: without a mirror 2 ms, with it 2.5, of which the link has 0.3.
     pub(crate) fn example() -> Summary {
@@ -273,7 +323,7 @@ pub(crate) mod tests {
         for _ in 0..2 {
             records.push(record(PLAIN, "8k", 2.0));
             records.push(record(MIRROR, "8k", 2.5));
-            records.push(record(NO_LINK, "8k", 2.2));
+            records.push(record(crate::mirror::setup::NO_LINK, "8k", 2.2));
             records.push(record(PLAIN, "8k-cold", 2.0));
             records.push(record("cold, log on persistent disk", "8k-cold", 8.0));
         }
@@ -289,7 +339,7 @@ pub(crate) mod tests {
             only: &[],
         };
         let machine = Environment { cpus: 2, ..Environment::default() };
-        Summary::new(&options, Vec::new(), &machine, &records)
+        Summary::new(&options, vec![disk()], &machine, &records)
     }
 
     #[test]
@@ -301,11 +351,27 @@ pub(crate) mod tests {
         assert!((mirror.throughput_overhead_percent.unwrap() - 20.0).abs() < 1e-9);
         assert!((mirror.latency_overhead_percent.unwrap() - 20.0).abs() < 1e-9);
         let link = side.link.unwrap();
-        assert!((link.latency_percent - 12.0).abs() < 1e-9);
-        // 100 x (2 / 2.2 - 2 / 2.5)
-        assert!((link.throughput_percent - 10.909).abs() < 1e-3);
+        // 0.3 of 2.3: the round trip, of which the loopback's part is no addition.
+        assert!((link.latency_percent - 13.0435).abs() < 1e-3);
+        assert_eq!(link.latency_percent, link.throughput_percent);
         let cold = summary.cells.iter().find(|c| c.setup.contains("persistent")).unwrap();
         assert!(cold.cold && (cold.throughput_overhead_percent.unwrap() - 75.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_link_bounds_what_any_mirror_can_do() {
+        let disk = disk();
+        assert!((disk.bound_ms(2.0, 300) - 2.3).abs() < 1e-9);
+        // The limit of the disk binds: writes wait for it three times as long as for the link.
+        assert!((disk.bound_ms(6.25, 300) - 6.25).abs() < 1e-9);
+        assert!((disk.bound_ms(6.25, 5000) - 7.0).abs() < 1e-9);
+        // The loopback takes longer than was asked for.
+        assert!((disk.bound_ms(2.0, 0) - 2.09).abs() < 1e-9);
+        let mut summary = example();
+        assert!(summary.link_doubt().contains("90 µs at 8K by itself, and the target's disk"));
+        assert!(!summary.link_doubt().contains("slower"));
+        summary.rtt_us = 50;
+        assert!(summary.link_doubt().contains("the link is slower there than was asked for"));
     }
 
     #[test]

@@ -138,12 +138,12 @@ mod tests {
         let cells: Vec<_> = latency.rows[0].iter().map(String::as_str).collect();
         assert_eq!(
             cells,
-            ["8K", "2.500", "3.183", "2.000", "1.935", "20.00 %", "39.21 %", "12.00 %"]
+            ["8K", "2.500", "3.183", "2.000", "1.935", "20.00 %", "39.21 %", "13.04 %"]
         );
         let cells: Vec<_> = throughput.rows[0].iter().map(String::as_str).collect();
         assert_eq!(
             cells,
-            ["8K", "75.00", "58.87", "93.75", "96.80", "20.00 %", "39.18 %", "10.91 %"]
+            ["8K", "75.00", "58.87", "93.75", "96.80", "20.00 %", "39.18 %", "13.04 %"]
         );
         let text = all.write(Form::Text);
         assert!(text.contains("8K cold     cold, log on persistent disk"), "{text}");

@@ -139,13 +139,7 @@ fn admin_controller(
         controller.destroy("its host is no longer allowed");
         return Err(not_allowed());
     }
-    tracing::info!(
-        subsystem = %subsystem.nqn,
-        host = %host.nqn,
-        controller = controller.id,
-        keep_alive_ms,
-        "controller made"
-    );
+    controller.tell(format_args!("controller made, keep alive {keep_alive_ms} ms"));
     Ok(controller)
 }
 

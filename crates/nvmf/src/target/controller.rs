@@ -283,12 +283,17 @@ impl Controller {
         self.events.reset();
         self.subsystem.remove_controller(self.id);
         self.target.release_controller();
-        tracing::info!(
-            subsystem = %self.subsystem.nqn,
-            host = %self.host.nqn,
-            controller = self.id,
-            "controller ended: {why}"
-        );
+        self.tell(format_args!("controller ended: {why}"));
+    }
+
+    /// Logs what became of it: not among what operators read where programs come and go by
+    /// themselves, as nodes of a mirror do that wait for each other.
+    pub(super) fn tell(&self, what: std::fmt::Arguments<'_>) {
+        let (subsystem, host, controller) = (&self.subsystem.nqn, &self.host.nqn, self.id);
+        match self.subsystem.is_hidden() {
+            true => tracing::debug!(%subsystem, %host, controller, "{what}"),
+            false => tracing::info!(%subsystem, %host, controller, "{what}"),
+        }
     }
 
     /// The sessions with handlers of vendor specific commands; `None` once it is gone.

@@ -106,6 +106,11 @@ impl Subsystem {
         Subsystem { hidden: true, ..self }
     }
 
+    /// Whether it is in no discovery log: one that programs connect to by themselves, and often.
+    pub(super) fn is_hidden(&self) -> bool {
+        self.hidden
+    }
+
     /// Whether `host` finds it in the discovery log.
     pub(super) fn is_discovered_by(&self, host: &Nqn) -> bool {
         !self.hidden && self.allows(host)
