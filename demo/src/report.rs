@@ -373,7 +373,7 @@ mod tests {
     #[test]
     fn ratios_and_added_latency_are_of_the_local_disk() {
         let text = report(Some(measured(50_000.0, 640.0, 0.5))).render();
-        let row = text.lines().find(|line| line.starts_with("4 KiB   read")).unwrap();
+        let row = text.lines().find(|line| line.starts_with("4 KiB  read")).unwrap();
         let cells: Vec<&str> = row.split_whitespace().filter(|cell| *cell != "│").collect();
         let expected = "4 KiB read 32 100,000 320.0 95,000 0.95 +16.5 50,000 0.50 +320.0";
         assert_eq!(cells.join(" "), expected);
