@@ -1,20 +1,21 @@
-//! What happens, in order: file, server, measurements, checks, clean-up.
+//! What happens, in order: file, server, measurements, checks, the lab's experiments, clean-up.
 
 use std::path::{Path as FilePath, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use flagstone_bench::os::Stopwatch;
 use tempfile::TempDir;
 
 use crate::Error;
 use crate::cpu::CpuTime;
 use crate::fio::{self, Span, Target};
 use crate::grid::{Cell, Measured, Path, cells};
+use crate::lab::{self, Lab};
 use crate::load;
-use crate::mirror;
 use crate::process::{self, Interrupt};
 use crate::progress::Progress;
-use crate::report::{Check, Report, Row, SCHEMA_VERSION};
+use crate::report::{Check, Report, Row, SCHEMA_VERSION, Survived};
 use crate::server::Server;
 use crate::table::grouped;
 
@@ -25,7 +26,7 @@ const WATCHED: Duration = Duration::from_millis(500);
 /// Bytes that are verified over each path.
 const VERIFY_BYTES: u64 = 64 << 20;
 /// Seconds of writes and reads over NVMe/TCP before all that was written is read back.
-const VERIFY_SECONDS: f64 = 3.0;
+const VERIFY_SECONDS: f64 = 2.0;
 
 /// What is asked.
 #[derive(Clone, Debug)]
@@ -38,18 +39,22 @@ pub struct Options {
     pub size_bytes: u64,
     /// Seconds of each measurement.
     pub seconds: f64,
+    /// Where the report and the results of the experiments go.
+    pub results: PathBuf,
 }
 
-/// Runs the demo. Whatever comes of it, nothing is left behind.
+/// Runs the demo; gives what came of it, and where the report is. Nothing else is left behind,
+/// whatever comes of it.
 ///
 /// # Errors
 /// What went wrong, and what to do about it.
-pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report, Error> {
+pub fn run(options: &Options, interrupt: &Interrupt) -> Result<(Report, PathBuf), Error> {
+    let watch = Stopwatch::start();
     let version = process::run(Command::new(&options.flagstone).arg("--version"), interrupt)?;
     let nbd_skipped = fio::missing_engine("nbd", interrupt)?;
     let cells = cells();
     let paths = if nbd_skipped.is_none() { 3 } else { 2 };
-    let mut progress = Progress::new(2 + cells.len() * paths + paths - 1 + mirror::STEPS);
+    let mut progress = Progress::new(2 + cells.len() * paths + paths - 1 + lab::STEPS);
 
     let scratch = scratch(&options.directory)?;
     let engine = fio::local_engine(scratch.path(), interrupt)?;
@@ -82,10 +87,17 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report, Error> {
     }
     let checks = bench.checks(&mut progress)?;
     server.stop(interrupt)?;
-    let mirror = mirror::run(&options.flagstone, scratch.path(), &mut progress, interrupt)?;
+    let lab = Lab {
+        flagstone: &options.flagstone,
+        results: &options.results,
+        scratch: scratch.path(),
+        seconds: options.seconds,
+        interrupt,
+    };
+    let lab = lab.run(&mut progress)?;
     drop(progress);
     scratch.close().map_err(Error::io("cannot remove the demo's directory"))?;
-    Ok(Report {
+    let report = Report {
         schema_version: SCHEMA_VERSION,
         flagstone: version.output.trim().to_owned(),
         local_engine: engine.to_owned(),
@@ -96,8 +108,12 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report, Error> {
         rows,
         checks,
         nbd_skipped,
-        mirror,
-    })
+        mirror: Survived::from(&lab.failover),
+        lab,
+        took_s: watch.seconds(),
+    };
+    let page = lab::page(&report.extras(), &options.results)?;
+    Ok((report, page))
 }
 
 fn scratch(directory: &FilePath) -> Result<TempDir, Error> {

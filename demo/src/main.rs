@@ -1,6 +1,6 @@
 //! The program behind `make demo`: see [`flagstone_demo`].
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -10,7 +10,8 @@ use flagstone_demo::process::Interrupt;
 use flagstone_demo::report::Report;
 
 /// Serves one volume on this machine, attaches it over NVMe/TCP and NBD, measures it against the
-/// file that it is on, and verifies its data.
+/// file that it is on, and verifies its data; then shows what a mirror and a fabric cost, and what
+/// happens when a node dies.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -22,12 +23,16 @@ struct Args {
     #[arg(long, value_name = "PATH", default_value = "target")]
     dir: PathBuf,
     /// Size of the volume, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 1024,
+    #[arg(long, value_name = "MIB", default_value_t = 512,
           value_parser = clap::value_parser!(u64).range(64..=1 << 24))]
     size_mib: u64,
-    /// Seconds of each measurement; there are 36
+    /// Seconds of each measurement; there are 29
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
     seconds: f64,
+    /// Where the report and the results of the lab's experiments go; those of an earlier demo are
+    /// removed
+    #[arg(long, value_name = "DIR", default_value = "target/demo")]
+    results: PathBuf,
     /// Write the results as JSON here, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -50,10 +55,15 @@ fn main() -> ExitCode {
         directory: args.dir,
         size_bytes: args.size_mib << 20,
         seconds: args.seconds,
+        results: args.results,
     };
     let result =
         Interrupt::catch().map_err(Error::from).and_then(|interrupt| run(&options, &interrupt));
-    match result.and_then(|report| publish(&report, args.json).map(|()| report.is_right())) {
+    let published = result.and_then(|(report, page)| {
+        publish(&report, &page, args.json)?;
+        Ok(report.is_right())
+    });
+    match published {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -63,10 +73,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn publish(report: &Report, json: Option<PathBuf>) -> Result<(), Error> {
-    println!("\n{}", report.render());
-    let Some(path) = json else { return Ok(()) };
-    let text = serde_json::to_string_pretty(report).expect("a report is always JSON");
-    std::fs::write(&path, text + "\n")
-        .map_err(|cause| Error::Io { what: format!("cannot write {}", path.display()), cause })
+fn publish(report: &Report, page: &Path, json: Option<PathBuf>) -> Result<(), Error> {
+    if let Some(path) = json {
+        let text = serde_json::to_string_pretty(report).expect("a report is always JSON");
+        std::fs::write(&path, text + "\n").map_err(|cause| Error::Io {
+            what: format!("cannot write {}", path.display()),
+            cause,
+        })?;
+    }
+    println!("\n{}\nthe report is {}", report.render(), page.display());
+    Ok(())
 }

@@ -29,6 +29,13 @@ impl Progress {
         }
     }
 
+    /// Time passes.
+    pub(crate) fn tick(&self) {
+        if let Some(bar) = &self.bar {
+            bar.tick();
+        }
+    }
+
     /// What came of it.
     pub(crate) fn end(&mut self, what: &str) {
         self.done += 1;

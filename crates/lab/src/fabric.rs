@@ -78,6 +78,8 @@ pub struct Options {
     pub runtime_ms: u64,
     /// Of each measurement.
     pub repetitions: u32,
+    /// How many SSDs, from 1 to [`DISKS`] each.
+    pub disks: Vec<u32>,
 }
 
 impl Options {
@@ -129,7 +131,7 @@ impl Options {
     }
 
     fn jobs(&self) -> Vec<Job> {
-        let of = |pattern| (1..=DISKS).map(move |disks| self.job(pattern, disks));
+        let of = |pattern| self.disks.iter().map(move |disks| self.job(pattern, *disks));
         [Pattern::RandWrite, Pattern::RandRead].into_iter().flat_map(of).collect()
     }
 
@@ -490,6 +492,7 @@ mod tests {
             ramp_ms: 0,
             runtime_ms: 50,
             repetitions: 2,
+            disks: (1..=DISKS).collect(),
         }
     }
 

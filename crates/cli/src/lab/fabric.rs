@@ -22,6 +22,7 @@ pub(super) fn run(args: &FabricArgs) -> Result<Exit, Error> {
         ramp_ms: args.ramp.unwrap_or(if args.short { 500 } else { 2000 }),
         runtime_ms: args.runtime.unwrap_or(if args.short { 2000 } else { 10_000 }),
         repetitions: args.repetitions.unwrap_or(if args.short { 1 } else { 4 }),
+        disks: (1..=fabric::DISKS).collect(),
     };
     let interrupt = Interrupt::catch()?;
     let mut watch = Watch::new();

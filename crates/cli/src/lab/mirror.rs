@@ -28,6 +28,7 @@ pub(super) fn run(args: &MirrorArgs) -> Result<Exit, Error> {
         ramp_ms: args.ramp.unwrap_or(by_length(1000, 2000)),
         runtime_ms: args.runtime.unwrap_or(by_length(2000, 10_000)),
         repetitions: args.repetitions.unwrap_or(if args.short { 1 } else { 4 }),
+        only: &[],
     };
     let interrupt = Interrupt::catch()?;
     let mut watch = Watch::new();

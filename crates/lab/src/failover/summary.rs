@@ -161,7 +161,7 @@ pub fn doubts(summary: &Summary) -> Vec<String> {
     doubts.push(match summary.death {
         Death::Silent => "the source was stopped, so that it answered nothing and closed nothing, and \
                           killed as soon as the other served, which ends its connections: how long a \
-                          host itself waits for a silent target (30 s of `flagstone load`) is not in \
+                          host itself waits for a silent target (30 s of flagstone load) is not in \
                           these numbers"
             .to_owned(),
         Death::Kill => {

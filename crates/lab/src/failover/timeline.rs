@@ -66,23 +66,43 @@ pub(super) fn suffix(summary: &Summary) -> &'static str {
     if summary.emulated { Nature::Emulated.suffix() } else { Nature::Served.suffix() }
 }
 
-/// The picture.
+/// The picture. Moments have numbers: what happened stands in its second line, where it has room
+/// however soon one follows another.
 pub fn drawing(summary: &Summary) -> Drawing {
-    let name = format!("verifying load by both nodes{}", suffix(summary));
+    let found = if summary.is_right() { "nothing lost".to_owned() } else { summary.verdict() };
+    let name = format!("verifying load by both nodes{}: {found}", suffix(summary));
     let points = summary.timeline.iter().map(|point| (point.at_s, point.iops)).collect();
-    let mark = |event: &Event| (event.at_s, event.what.clone());
+    let named = (1..).zip(&summary.events).map(|(at, event)| format!("{at} {}", event.what));
     Drawing {
         id: "timeline".to_owned(),
         title: format!("A source dies under a verifying load{}", suffix(summary)),
-        subtitle: summary.verdict(),
+        subtitle: named.collect::<Vec<_>>().join(", "),
         footer: format!("flagstone lab failover {}", env!("CARGO_PKG_VERSION")),
         panels: vec![Drawn::Lines {
             x: "seconds".to_owned(),
             y: "IOPS".to_owned(),
             lines: vec![(name, points)],
-            marks: summary.events.iter().map(mark).collect(),
+            marks: marks(summary),
         }],
     }
+}
+
+/// Nearer to each other than this part of the whole, two moments have one mark.
+const NEAR: f64 = 0.02;
+
+/// The events' numbers where they happened.
+fn marks(summary: &Summary) -> Vec<(f64, String)> {
+    let whole_s = summary.timeline.last().map_or(0.0, |point| point.at_s);
+    let mut marks: Vec<(f64, String)> = Vec::new();
+    for (at, event) in (1..).zip(&summary.events) {
+        match marks.last_mut() {
+            Some((last_s, text)) if event.at_s - *last_s < NEAR * whole_s => {
+                *text += &format!(", {at}");
+            }
+            _ => marks.push((event.at_s, at.to_string())),
+        }
+    }
+    marks
 }
 
 /// Writes the picture beside the results.
@@ -111,8 +131,15 @@ mod tests {
     #[test]
     fn the_picture_says_what_it_is_of() {
         let svg = drawing(&example()).picture().svg(Theme::Light);
-        for text in ["EMULATED", "node-a falls silent", "nothing lost"] {
+        for text in ["EMULATED", "1 node-a falls silent, 2 node-b serves", "nothing lost"] {
             assert!(svg.contains(text), "{text}");
         }
+        let both = |at_s| {
+            let mut summary = example();
+            summary.events[1].at_s = at_s;
+            marks(&summary)
+        };
+        assert_eq!(both(1.51), [(1.5, "1, 2".to_owned())]);
+        assert_eq!(both(2.5), [(1.5, "1".to_owned()), (2.5, "2".to_owned())]);
     }
 }

@@ -67,9 +67,27 @@ pub struct Options {
     pub runtime_ms: u64,
     /// Of each measurement.
     pub repetitions: u32,
+    /// Names of the set-ups that are measured, [`PLAIN`] among them; all if there are none.
+    pub only: &'static [&'static str],
 }
 
 impl Options {
+    /// What is measured, with everything hot or not; nothing if only what it would be compared with
+    /// is left.
+    fn setups(&self, hot: bool) -> Vec<Setup> {
+        let is_asked = |setup: &&Setup| self.only.is_empty() || self.only.contains(&setup.name);
+        let all = SETUPS.iter().filter(is_asked).filter(|setup| setup.is_in(hot));
+        let all: Vec<Setup> = all.copied().collect();
+        if all.len() > 1 { all } else { Vec::new() }
+    }
+
+    /// All of both.
+    fn all_setups(&self) -> Vec<Setup> {
+        let is_cold = |setup: &Setup| !setup.is_in(true);
+        let cold = self.setups(false).into_iter().filter(is_cold);
+        self.setups(true).into_iter().chain(cold).collect()
+    }
+
     /// That the catalogue has the machine that was named.
     fn check_machine(&self) -> Result<(), Error> {
         let Some(machine) = &self.machine else { return Ok(()) };
@@ -99,11 +117,16 @@ impl Options {
 
     fn row_seconds(&self, row: &Row) -> f64 {
         let of = |hot| {
-            let setups = SETUPS.iter().filter(|setup| setup.is_in(hot)).count();
+            let setups = self.setups(hot).len();
             let each = (self.job(row, hot).ramp_ms + self.runtime_ms) as f64 / 1e3 + 0.3;
             f64::from(self.repetitions) * setups as f64 * each
         };
         of(true) + of(false)
+    }
+
+    /// With everything hot, and not, as far as it is asked.
+    fn kinds(&self) -> impl Iterator<Item = bool> {
+        [true, false].into_iter().filter(|hot| !self.setups(*hot).is_empty())
     }
 
     fn job(&self, row: &Row, hot: bool) -> Job {
@@ -268,12 +291,13 @@ impl Lab<'_> {
     ) -> Result<Ending, Error> {
         let disks = self.options.disks(calibrated);
         watcher.begin(&format!("starting two nodes for {}", row.size), 0.0);
-        self.pair.a.configure(&disks.configuration(&self.pair, 0, &SETUPS))?;
-        self.pair.b.configure(&disks.configuration(&self.pair, 1, &SETUPS))?;
-        let mirrored = SETUPS.iter().filter(|setup| setup.mirror != Mirror::None);
+        let setups = self.options.all_setups();
+        self.pair.a.configure(&disks.configuration(&self.pair, 0, &setups))?;
+        self.pair.b.configure(&disks.configuration(&self.pair, 1, &setups))?;
+        let mirrored = setups.iter().filter(|setup| setup.mirror != Mirror::None);
         let volumes: Vec<_> = mirrored.map(|setup| setup.volume).collect();
         self.pair.start(&volumes, self.interrupt)?;
-        for hot in [true, false] {
+        for hot in self.options.kinds() {
             let plan = part(whole, self.options.job(row, hot), hot);
             let campaign = Campaign {
                 plan: &plan,
@@ -294,15 +318,17 @@ impl Lab<'_> {
     /// All that is to be done, as it is kept with the results.
     fn whole(&self, calibrated: &[Calibrated]) -> Plan {
         let address = |setup: &Setup| device(&self.pair.ports[..1], setup.volume);
-        let targets = SETUPS.iter().map(|setup| Target {
+        let setups = self.options.all_setups();
+        let targets = setups.iter().map(|setup| Target {
             name: setup.name.to_owned(),
             disks: vec![Place::NvmeTcp(address(setup))],
         });
-        let origins = SETUPS.iter().map(|setup| {
+        let origins = setups.iter().map(|setup| {
             let stack = self.stack(setup, calibrated);
             (address(setup), Origin { nature: Nature::Emulated, stack })
         });
-        let jobs = ROWS.iter().flat_map(|row| [true, false].map(|hot| self.options.job(row, hot)));
+        let of = |row| self.options.kinds().map(move |hot| self.options.job(row, hot));
+        let jobs = ROWS.iter().flat_map(of);
         Plan {
             schema_version: SCHEMA_VERSION,
             suite: SUITE.to_owned(),
@@ -317,7 +343,7 @@ impl Lab<'_> {
             initiator: Choice::Flagstone,
             origins: origins.collect::<BTreeMap<_, _>>(),
             command: Some(self.options.command.clone()),
-            destroy: SETUPS.iter().map(address).collect(),
+            destroy: setups.iter().map(address).collect(),
         }
     }
 
@@ -364,7 +390,19 @@ mod tests {
             ramp_ms: 1000,
             runtime_ms: 2000,
             repetitions: 4,
+            only: &[],
         }
+    }
+
+    #[test]
+    fn set_ups_can_be_left_out() {
+        assert_eq!(options().all_setups(), SETUPS);
+        assert_eq!(options().kinds().collect::<Vec<_>>(), [true, false]);
+        let few = Options { only: &[PLAIN, setup::MIRROR], ..options() };
+        let names: Vec<_> = few.all_setups().iter().map(|setup| setup.name).collect();
+        assert_eq!(names, [PLAIN, setup::MIRROR]);
+        assert_eq!(few.kinds().collect::<Vec<_>>(), [true]);
+        assert!(few.seconds() < options().seconds() / 2.0);
     }
 
     #[test]

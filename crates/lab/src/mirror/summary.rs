@@ -365,6 +365,7 @@ pub(crate) mod tests {
             ramp_ms: 1000,
             runtime_ms: 2000,
             repetitions: 2,
+            only: &[],
         };
         let machine = Environment { cpus: 2, ..Environment::default() };
         Summary::new(&options, vec![disk()], &machine, &records)
