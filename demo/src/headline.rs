@@ -59,7 +59,7 @@ fn took_over(failover: &Failover) -> String {
     let ms = grouped(failover.failover_ms);
     match failover.death {
         Death::Silent => format!("{ms} ms, of them 2,000 the peer's time-out"),
-        Death::Kill => format!("{ms} ms"),
+        Death::Kill | Death::Told => format!("{ms} ms"),
     }
 }
 
