@@ -72,6 +72,7 @@ impl CoreTask {
             io_bytes_max: job.io_bytes_max(),
             fua: job.fua,
             measure_from_ns,
+            by_end: job.ios.is_none() && job.bytes.is_none(),
             end_at_ns: job.time.map_or(u64::MAX, |time| (self.measure_from + time).as_nanos()),
             ios: job.ios.map_or(u64::MAX, share),
             bytes: bytes.map_or(u64::MAX, share),

@@ -84,8 +84,13 @@ pub(crate) struct Bounds {
     pub(crate) depth: usize,
     pub(crate) io_bytes_max: usize,
     pub(crate) fua: bool,
-    /// I/Os that begin from then on are counted.
+    /// I/Os are counted from then on: see [`Bounds::by_end`].
     pub(crate) measure_from_ns: u64,
+    /// Of a job that time ends, I/Os are counted by when they end: then as many that began in the
+    /// warm-up are counted as are in flight when the time is up, and the rate over all of the time
+    /// until the last has ended is that of the device, however long its queue is. Where the number
+    /// of I/Os is what was asked for, those that begin are counted.
+    pub(crate) by_end: bool,
     /// None begins from then on.
     pub(crate) end_at_ns: u64,
     pub(crate) ios: u64,
@@ -416,7 +421,8 @@ impl<'a, W: Workload> Lane<'a, W> {
     fn count(&mut self, index: usize, now_ns: u64) {
         self.in_flight -= 1;
         let Slot { op, started_ns, .. } = self.slots[index];
-        if started_ns < self.bounds.measure_from_ns {
+        let counts_at = if self.bounds.by_end { now_ns } else { started_ns };
+        if counts_at < self.bounds.measure_from_ns {
             return;
         }
         let latency_ns = now_ns.saturating_sub(started_ns);
