@@ -29,6 +29,8 @@ pub struct Setup<'a> {
     pub options: &'a str,
     /// In the table of the peer, such as `compression = "lz4"`.
     pub peer: &'a str,
+    /// In the table of the volume on each node, such as `emulate = { latency = "1ms" }`.
+    pub volume: [&'a str; 2],
     /// What parts them; they are on this machine's loopback without.
     pub network: Option<Network>,
     /// A file system with little room that one of them uses; it needs a network.
@@ -74,7 +76,7 @@ impl Pair {
     /// # Panics
     /// If one does not come to serve.
     pub fn set_up(setup: Setup<'_>) -> Pair {
-        let Setup { size_bytes, options, peer: way, network, small } = setup;
+        let Setup { size_bytes, options, peer: way, volume, network, small } = setup;
         let scratch = Scratch::new();
         let place = |node: usize| network.as_ref().map(|network| network.node(node).clone());
         let places = [0, 1].map(|node| place(node).unwrap_or_default());
@@ -113,7 +115,8 @@ impl Pair {
             let text = format!(
                 "[server]\nnode = \"{node}\"\n[peer.{peer}]\naddress = \"{others}\"\n\
                  timeout = \"1s\"\n{way}\n[volume.{VOLUME}]\nmirror = {{ peer = \"{peer}\", \
-                 bitmap = {log:?}{comma}{options} }}\ndevice = {disk:?}\n"
+                 bitmap = {log:?}{comma}{options} }}\n{}\ndevice = {disk:?}\n",
+                volume[index]
             );
             let file = scratch.join(&format!("{node}.toml"));
             std::fs::write(&file, text).expect("a configuration can be written");

@@ -169,6 +169,23 @@ fn an_asynchronous_mirror_hands_over_everything() {
     pair.assert_equal_legs(1);
 }
 
+/// A queue that is full again and again, and more writes on the way than the link has slots: none
+/// takes the slot that an earlier one needs, for which it would wait at the target.
+#[test]
+fn an_asynchronous_mirror_with_a_slow_target_is_slow_and_does_not_stop() {
+    let slow = "emulate = { write_latency = \"3ms\", read_latency = \"100us\" }";
+    let options = "mode = \"async\", queue = \"32MiB\"";
+    let setup = Setup { size_bytes: SIZE_BYTES, options, volume: ["", slow], ..Setup::default() };
+    let pair = Pair::set_up(setup).synchronised();
+    let state = pair.file("state");
+    let line = "--rw randwrite --bs 8k --depth 24 --ios 20000 --size 16MiB";
+    pair.load(&pair.path(0), line, &state).wait().assert_complete();
+    let peer = pair.status(0)["peers"][0].clone();
+    assert_eq!(peer["losses"], 0, "{peer:#}");
+    pair.assert_kept(0, "state");
+    pair.assert_equal_legs(0);
+}
+
 /// Makes the device of a node larger, as an administrator does.
 fn enlarge(pair: &Pair, node: usize, bytes: u64) {
     let path = pair.file(["node-a.disk", "node-b.disk"][node]);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use flagstone_runtime::sim::{Config as SimConfig, Simulation};
 use flagstone_runtime::{Config, spawn};
 
 use super::*;
@@ -183,6 +184,28 @@ fn what_runs_during_the_warm_up_is_not_counted() {
     });
     let results = results.unwrap();
     assert_eq!((results.outcome, results.total), (Outcome::Stopped, None));
+}
+
+/// In simulated time: 64 in flight of 100 ms are 640 a second, however long the warm-up and however
+/// short the measurement.
+#[test]
+fn the_rate_of_a_long_queue_is_the_devices() {
+    for warm_up_ms in [0, 50, 1000] {
+        let sim = Simulation::new(1, SimConfig::default());
+        let results = sim.block_on(async move {
+            let job = Job {
+                pattern: Pattern::RandRead,
+                depth: 64,
+                time: Some(Duration::from_millis(250)),
+                warm_up: Duration::from_millis(warm_up_ms),
+                ..Job::default()
+            };
+            let device: SharedDevice = TestDevice::new(geometry(), Manner::After(100));
+            run(device, &job, &Stop::new(), |_| {}).await.unwrap()
+        });
+        let iops = results.total.expect("they were measured").iops;
+        assert!((iops - 640.0).abs() < 1.0, "{warm_up_ms} ms of warm-up: {iops}");
+    }
 }
 
 #[test]

@@ -14,6 +14,8 @@ pub(crate) enum Manner {
     Prompt,
     /// Answers after other tasks had a turn or a few.
     Late,
+    /// Answers after so many ms.
+    After(u64),
     /// Never answers.
     Silent,
     /// Fails every so many calls.
@@ -72,6 +74,11 @@ impl TestDevice {
                 for _ in 0..=call % 3 {
                     task::yield_now().await;
                 }
+                done();
+                Ok(value)
+            }),
+            Manner::After(ms) => IoFuture::later(async move {
+                flagstone_runtime::time::sleep(std::time::Duration::from_millis(ms)).await;
                 done();
                 Ok(value)
             }),

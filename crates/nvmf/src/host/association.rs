@@ -19,7 +19,7 @@ use flagstone_runtime::{spawn, time};
 use super::HostError;
 use super::command::{Data, Outcome};
 use super::connect::{Admin, Place};
-use super::gate::Gate;
+use super::gate::{Gate, Line};
 use super::link::Link;
 use super::queue::{Ended, Queue};
 use super::shape::Shape;
@@ -120,7 +120,7 @@ impl Association {
     }
 
     /// Sends a command and waits until the target has answered it, whatever happens to
-    /// connections meanwhile. The data comes back.
+    /// connections meanwhile. The data comes back. It takes a slot in its line.
     ///
     /// # Errors
     /// [`IoError::Unreachable`] when there is no connection, or none that the command survives, for
@@ -129,12 +129,22 @@ impl Association {
         &self,
         command: Sqe,
         mut data: Data,
+        line: Line,
     ) -> Result<(Status, Data), IoError> {
         let mut trouble = Trouble::default();
         loop {
-            let ended = match self.begin(&command, &mut data) {
+            let may = self.gate.is_open(line);
+            let begun = may.then(|| self.begin(&command, &mut data)).flatten();
+            let ended = match begun {
                 Some(begun) => begun?,
-                None => self.gate.wait(|| self.begin(&command, &mut data)).await?,
+                None => {
+                    let begun = self.gate.wait(line, || self.begin(&command, &mut data)).await;
+                    // One behind us may have been woken, and have had to let us go first.
+                    if begun.is_err() || self.has_room() {
+                        self.gate.wake_one();
+                    }
+                    begun?
+                }
             };
             let (outcome, back) = ended.await;
             data = back;
@@ -216,6 +226,11 @@ impl Association {
             queues => self.least_busy(queues)?,
         };
         queue.begin(command, data, true).map(Ok)
+    }
+
+    /// Whether a slot is free.
+    fn has_room(&self) -> bool {
+        self.queues.borrow().iter().any(|queue| queue.has_room())
     }
 
     /// The queue with the fewest commands in flight, from another one on each time.

@@ -214,6 +214,12 @@ impl Slots {
         self.slots.len() - self.free.len()
     }
 
+    /// Whether one is free.
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     #[cfg(test)]
     /// Whether every slot is taken.
     #[inline]

@@ -2,7 +2,9 @@
 //!
 //! First come, first served: a wake-up is for one waiter and is never lost, even when the waiter
 //! that it was for has gone. A call that finds a slot free on arrival does not wait behind others
-//! that have been woken and have not run yet.
+//! that have been woken and have not run yet, but for those that keep an order ([`Line::InOrder`]):
+//! of these none is served before one that came earlier. The target keeps a later one waiting for
+//! the earlier, so one that overtook it would hold the slot that the earlier needs.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -10,11 +12,23 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
+/// Which calls one may overtake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    /// Any that has not run yet.
+    Any,
+    /// None that keeps the order too.
+    InOrder,
+}
+
 /// See the module.
 #[derive(Default)]
 pub(super) struct Gate {
+    /// By ticket.
     waiting: RefCell<VecDeque<(u64, Waker)>>,
     tickets: Cell<u64>,
+    /// Tickets of those that keep the order and were not served, woken or not, the oldest first.
+    in_order: RefCell<VecDeque<u64>>,
 }
 
 impl Gate {
@@ -34,15 +48,27 @@ impl Gate {
         }
     }
 
-    /// Waits until `ready` gives a value: it is asked now and after each wake-up.
-    pub(super) fn wait<T, F: FnMut() -> Option<T> + Unpin>(&self, ready: F) -> Wait<'_, F> {
-        Wait { gate: self, ready, ticket: None }
+    /// Whether a call may be served that has just come.
+    #[inline]
+    pub(super) fn is_open(&self, line: Line) -> bool {
+        line == Line::Any || self.in_order.borrow().is_empty()
+    }
+
+    /// Waits until `ready` gives a value: it is asked now and after each wake-up. Who is served and
+    /// knows that there is more passes it on with [`Gate::wake_one`].
+    pub(super) fn wait<T, F: FnMut() -> Option<T> + Unpin>(
+        &self,
+        line: Line,
+        ready: F,
+    ) -> Wait<'_, F> {
+        Wait { gate: self, line, ready, ticket: None }
     }
 }
 
 /// See [`Gate::wait`].
 pub(super) struct Wait<'a, F> {
     gate: &'a Gate,
+    line: Line,
     ready: F,
     /// Set while waiting.
     ticket: Option<u64>,
@@ -51,9 +77,23 @@ pub(super) struct Wait<'a, F> {
 impl<F> Wait<'_, F> {
     /// Takes us out of the queue; false when we were not in it, so a wake-up was for us.
     fn leave(&mut self, ticket: u64) -> bool {
+        if self.line == Line::InOrder {
+            let mut line = self.gate.in_order.borrow_mut();
+            if let Ok(place) = line.binary_search(&ticket) {
+                line.remove(place);
+            }
+        }
         let mut waiting = self.gate.waiting.borrow_mut();
-        let place = waiting.iter().position(|(other, _)| *other == ticket);
-        place.map(|place| waiting.remove(place)).is_some()
+        let place = waiting.binary_search_by_key(&ticket, |(other, _)| *other);
+        place.map(|place| waiting.remove(place)).is_ok()
+    }
+
+    /// Whether it is our turn.
+    fn may_try(&self) -> bool {
+        match (self.line, self.ticket) {
+            (Line::InOrder, Some(ticket)) => self.gate.in_order.borrow().front() == Some(&ticket),
+            (line, _) => self.gate.is_open(line),
+        }
     }
 }
 
@@ -61,25 +101,27 @@ impl<T, F: FnMut() -> Option<T> + Unpin> Future for Wait<'_, F> {
     type Output = T;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         let this = &mut *self;
-        if let Some(value) = (this.ready)() {
+        if this.may_try()
+            && let Some(value) = (this.ready)()
+        {
             if let Some(ticket) = this.ticket.take() {
                 this.leave(ticket);
             }
             return Poll::Ready(value);
         }
-        let mut waiting = this.gate.waiting.borrow_mut();
-        match this.ticket {
-            None => {
-                let ticket = this.gate.tickets.get();
-                this.gate.tickets.set(ticket + 1);
-                this.ticket = Some(ticket);
-                waiting.push_back((ticket, cx.waker().clone()));
+        let ticket = *this.ticket.get_or_insert_with(|| {
+            let ticket = this.gate.tickets.get();
+            this.gate.tickets.set(ticket + 1);
+            if this.line == Line::InOrder {
+                this.gate.in_order.borrow_mut().push_back(ticket);
             }
-            Some(ticket) => match waiting.iter_mut().find(|(other, _)| *other == ticket) {
-                Some((_, waker)) => waker.clone_from(cx.waker()),
-                // Woken, and someone was faster: the place at the front is kept.
-                None => waiting.push_front((ticket, cx.waker().clone())),
-            },
+            ticket
+        });
+        let mut waiting = this.gate.waiting.borrow_mut();
+        match waiting.binary_search_by_key(&ticket, |(other, _)| *other) {
+            Ok(place) => waiting[place].1.clone_from(cx.waker()),
+            // New, or woken when someone was faster: the place is kept.
+            Err(place) => waiting.insert(place, (ticket, cx.waker().clone())),
         }
         Poll::Pending
     }
@@ -98,6 +140,7 @@ impl<F> Drop for Wait<'_, F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use std::rc::Rc;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -119,9 +162,13 @@ mod tests {
 
     impl<'a> Waiter<'a> {
         fn new(gate: &'a Gate, free: &Rc<Cell<u32>>) -> Waiter<'a> {
+            Waiter::of(Line::Any, gate, free)
+        }
+
+        fn of(line: Line, gate: &'a Gate, free: &Rc<Cell<u32>>) -> Waiter<'a> {
             let free = free.clone();
             let take = move || free.get().checked_sub(1).map(|left| free.set(left));
-            Waiter { wait: Box::pin(gate.wait(take)), count: Arc::default() }
+            Waiter { wait: Box::pin(gate.wait(line, take)), count: Arc::default() }
         }
 
         fn is_ready(&mut self) -> bool {
@@ -172,5 +219,83 @@ mod tests {
         assert_eq!(second.wakes(), 0);
         gate.wake_all();
         assert_eq!(second.wakes(), 1);
+    }
+
+    /// A later one, asked before the earlier one that was woken, does not take its place.
+    #[test]
+    fn those_that_keep_the_order_overtake_none_of_theirs() {
+        let (gate, free) = (Gate::default(), Rc::new(Cell::new(0)));
+        let of = |line| Waiter::of(line, &gate, &free);
+        let (mut first, mut second) = (of(Line::InOrder), of(Line::InOrder));
+        assert!(!first.is_ready() && !second.is_ready());
+        free.set(1);
+        gate.wake_one();
+        let mut third = of(Line::InOrder);
+        assert!(!gate.is_open(Line::InOrder) && gate.is_open(Line::Any));
+        assert!(!second.is_ready() && !third.is_ready(), "the first was woken and has not run");
+        assert!(first.is_ready());
+        free.set(1);
+        let mut other = of(Line::Any);
+        assert!(other.is_ready(), "what keeps no order takes what it finds");
+        free.set(1);
+        drop(second);
+        gate.wake_one();
+        assert_eq!(third.wakes(), 1);
+        assert!(third.is_ready() && gate.is_open(Line::InOrder));
+    }
+
+    proptest! {
+        /// With few slots, whoever comes, is polled without a wake-up, or gives up: those that keep
+        /// the order are served in it, and nobody waits while there is a slot and all who were woken
+        /// have run.
+        #[test]
+        fn nobody_is_left_waiting_and_the_order_is_kept(
+            steps in prop::collection::vec((0u8..6, any::<usize>()), 0..200),
+        ) {
+            let (gate, free) = (Gate::default(), Rc::new(Cell::new(3u32)));
+            let mut waiters: Vec<(u32, Line, Waiter<'_>, u32)> = Vec::new();
+            let (mut number, mut served) = (0, Vec::new());
+            let mut poll = |waiters: &mut Vec<(u32, Line, Waiter<'_>, u32)>, at: usize| {
+                let (number, line, waiter, seen) = &mut waiters[at];
+                *seen = waiter.wakes();
+                if waiter.is_ready() {
+                    if *line == Line::InOrder {
+                        served.push(*number);
+                    }
+                    waiters.remove(at);
+                    if free.get() > 0 {
+                        gate.wake_one();
+                    }
+                }
+            };
+            for (what, which) in steps {
+                match what {
+                    0 | 1 => {
+                        let line = if what == 0 { Line::InOrder } else { Line::Any };
+                        waiters.push((number, line, Waiter::of(line, &gate, &free), 0));
+                        number += 1;
+                        let last = waiters.len() - 1;
+                        poll(&mut waiters, last);
+                    }
+                    2 if !waiters.is_empty() => {
+                        let at = which % waiters.len();
+                        poll(&mut waiters, at);
+                    }
+                    3 if !waiters.is_empty() => drop(waiters.remove(which % waiters.len())),
+                    _ if free.get() < 3 => {
+                        free.set(free.get() + 1);
+                        gate.wake_one();
+                    }
+                    _ => {}
+                }
+                if which % 3 == 0 {
+                    while let Some(at) = waiters.iter().position(|(.., w, seen)| w.wakes() > *seen) {
+                        poll(&mut waiters, at);
+                    }
+                    prop_assert!(free.get() == 0 || waiters.is_empty());
+                }
+            }
+            prop_assert!(served.is_sorted());
+        }
     }
 }

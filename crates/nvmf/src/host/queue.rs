@@ -162,6 +162,11 @@ impl Queue {
         self.slots.borrow().taken()
     }
 
+    /// Whether a slot is free.
+    pub(super) fn has_room(&self) -> bool {
+        !self.is_broken() && self.slots.borrow().has_room()
+    }
+
     /// Counts one more look; true when a command has waited through more than `looks`.
     pub(super) fn is_overdue(&self, looks: u32) -> bool {
         let tick = self.tick.get().saturating_add(1);
