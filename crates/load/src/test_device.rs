@@ -14,8 +14,8 @@ pub(crate) enum Manner {
     Prompt,
     /// Answers after other tasks had a turn or a few.
     Late,
-    /// Answers after so many ms.
-    After(u64),
+    /// Answers after so many ms, the first so many calls sooner: one after the other, evenly.
+    Steady(u64, u64),
     /// Never answers.
     Silent,
     /// Fails every so many calls.
@@ -77,8 +77,9 @@ impl TestDevice {
                 done();
                 Ok(value)
             }),
-            Manner::After(ms) => IoFuture::later(async move {
-                flagstone_runtime::time::sleep(std::time::Duration::from_millis(ms)).await;
+            Manner::Steady(ms, depth) => IoFuture::later(async move {
+                let us = ms * 1000 * call.min(depth) / depth;
+                flagstone_runtime::time::sleep(std::time::Duration::from_micros(us)).await;
                 done();
                 Ok(value)
             }),

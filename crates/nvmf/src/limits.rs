@@ -162,6 +162,9 @@ pub(crate) const ERROR_LOG_ENTRIES: usize = 64;
 /// Unit of keep alive time-outs, in milliseconds (KAS); what a host asks for is rounded up.
 pub(crate) const KEEP_ALIVE_UNIT_MS: u32 = 1000;
 
+/// How many times in a keep alive time-out a controller looks whether its host was heard.
+pub(crate) const KEEP_ALIVE_LOOKS: u32 = 4;
+
 /// How long a host may wait for a controller to become ready, in units of 500 ms (CAP.TO): 10 s.
 /// Ours are ready at once.
 pub(crate) const READY_TIMEOUT_500MS: u8 = 20;

@@ -315,7 +315,8 @@ impl Mirrored {
         let Some(mirror) = self.mirror().filter(Mirror::has_source) else { return };
         let timeout = self.links.iter().map(|link| link.timeout).max().unwrap_or_default();
         tracing::info!(volume = self.name, ?timeout, "waiting for the source to be found dead");
-        let timeout = timeout + crate::limits::LOSS_GRACE;
+        // The target of a link looks for silence in quarters of its time-out.
+        let timeout = timeout + timeout / 4 + crate::limits::LOSS_GRACE;
         let lost = time::timeout(timeout, mirror.source_gone()).await.is_ok();
         tracing::info!(volume = self.name, lost, "waited for the source to be found dead");
     }

@@ -1,7 +1,8 @@
 //! Keep alive: a controller whose host has gone silent is taken away (Base 3.9).
 //!
-//! It is traffic based: any command counts, and to count is to set a flag. The timer looks at the
-//! flag when it ends, so a silent host is noticed after one to two time-outs.
+//! It is traffic based: any command counts, and to count is to set a flag. A timer looks at the flag
+//! [`KEEP_ALIVE_LOOKS`] times in a time-out, so a silent host is noticed after one time-out, and a
+//! quarter of it at most.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use flagstone_runtime::time;
 
-use crate::limits::KEEP_ALIVE_UNIT_MS;
+use crate::limits::{KEEP_ALIVE_LOOKS, KEEP_ALIVE_UNIT_MS};
 
 /// The timer's setting and the flag.
 #[derive(Debug)]
@@ -73,6 +74,7 @@ impl KeepAlive {
 
     /// Ends when the host was silent for its time-out. One task waits at a time.
     pub(super) async fn expired(&self) {
+        let mut silent_looks = 0;
         loop {
             let (timeout_ms, revision) = {
                 let setting = self.lock();
@@ -82,9 +84,11 @@ impl KeepAlive {
                 self.changed(revision).await;
                 continue;
             }
-            let span = Duration::from_millis(u64::from(timeout_ms));
+            let span = Duration::from_millis(u64::from(timeout_ms)) / KEEP_ALIVE_LOOKS;
             let same = time::timeout(span, self.changed(revision)).await.is_err();
-            if same && !self.traffic.swap(false, Relaxed) {
+            let heard = self.traffic.swap(false, Relaxed);
+            silent_looks = if same && !heard { silent_looks + 1 } else { 0 };
+            if silent_looks == KEEP_ALIVE_LOOKS {
                 return;
             }
         }
@@ -110,7 +114,10 @@ fn round_up(timeout_ms: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flagstone_runtime::sim::{Config, Simulation};
+    use flagstone_runtime::spawn;
     use std::future::Future;
+    use std::rc::Rc;
 
     #[test]
     fn traffic_puts_the_end_off_and_a_new_setting_starts_anew() {
@@ -128,6 +135,29 @@ mod tests {
             assert!(!keep_alive.traffic.load(Relaxed), "it was looked at before the end");
         })
         .unwrap();
+    }
+
+    #[test]
+    fn silence_is_noticed_after_a_time_out_and_a_quarter_at_most() {
+        let sim = Simulation::new(1, Config::default());
+        for heard_ms in [0, 1, 499, 500, 501, 1300, 7777] {
+            let silent = sim.block_on(async move {
+                let keep_alive = Rc::new(KeepAlive::new(2000));
+                let watched = keep_alive.clone();
+                let end = spawn(async move {
+                    watched.expired().await;
+                    time::now()
+                });
+                for _ in 0..heard_ms {
+                    time::sleep(Duration::from_millis(1)).await;
+                    keep_alive.saw_traffic();
+                }
+                let heard = time::now();
+                end.await.expect("nobody aborts it").since(heard)
+            });
+            let bounds = Duration::from_millis(2000)..=Duration::from_millis(2500);
+            assert!(bounds.contains(&silent), "{silent:?} after traffic of {heard_ms} ms");
+        }
     }
 
     #[test]
