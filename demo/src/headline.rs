@@ -58,7 +58,7 @@ pub(crate) fn numbers(lab: &Found, rows: &[Row]) -> Table {
 fn took_over(failover: &Failover) -> String {
     let ms = grouped(failover.failover_ms);
     match failover.death {
-        Death::Silent => format!("{ms} ms, of them 2,000 the peer's time-out"),
+        Death::Silent => format!("{ms} ms, of them 2,000 to 2,500 the peer's time-out"),
         Death::Kill | Death::Told => format!("{ms} ms"),
     }
 }
@@ -299,7 +299,7 @@ pub(crate) mod tests {
             text,
             [
                 "lost when a node died under load [EMULATED] | nothing of 4,321 blocks | -",
-                "until the other node served [EMULATED] | 2,400 ms, of them 2,000 the peer's time-out | -",
+                "until the other node served [EMULATED] | 2,400 ms, of them 2,000 to 2,500 the peer's time-out | -",
                 "throughput that a mirror costs, 8K writes [EMULATED] | 33.3 % | 39.2 %",
                 "of 4 SSDs' randreads is left over NVMe/TCP [EMULATED] | 67 % | 58 %",
                 "added to a 4 KiB read of a file | +50 µs over NVMe/TCP | -",

@@ -84,8 +84,8 @@ fn a_mirror_beside_the_published_one() {
         assert!(row["plain"]["latency_ms"].as_f64().expect("a number") > 0.0);
         assert!(row["link"]["latency_percent"].is_number());
     }
-    // Five with everything hot, four cold, of three sizes.
-    assert_eq!(summary["cells"].as_array().expect("cells").len(), 27);
+    // Seven with everything hot, four cold, of three sizes.
+    assert_eq!(summary["cells"].as_array().expect("cells").len(), 33);
     let report = lab.report();
     assert!(report.contains("EMULATED") && report.contains("SIOS DataKeeper"));
     assert!(report.contains("plot-lab-mirror-by-size") && report.contains("as SIOS published it"));
@@ -176,9 +176,9 @@ fn rows_of_the_page_are_measured() {
     let line = "lab limits --runtime 100ms --ramp 0 --results results --json";
     let summary = lab.json(line);
     let cells = summary["cells"].as_array().expect("cells");
-    assert_eq!(cells.len(), 45);
+    assert_eq!(cells.len(), 75);
     assert!(cells.iter().all(|cell| cell["measured"].as_f64().expect("a number") > 0.0));
-    assert!(summary["doubts"][0].as_str().expect("a sentence").contains("of 45 cells"));
+    assert!(summary["doubts"][0].as_str().expect("a sentence").contains("of 75 cells"));
     assert!(lab.report().contains("EMULATED"));
     lab.is_clean();
 }

@@ -112,6 +112,6 @@ mod tests {
         assert_eq!(size, "8K");
         let text = values.iter().map(|value| format!("{:.2}", value.unwrap()));
         assert_eq!(text.collect::<Vec<_>>(), ["93.75", "75.00", "96.80", "58.87"]);
-        assert_eq!((extras.tables.len(), extras.doubts.is_empty()), (3, false));
+        assert_eq!((extras.tables.len(), extras.doubts.is_empty()), (4, false));
     }
 }
