@@ -232,17 +232,11 @@ pub fn run(
     watcher: &mut dyn Watcher,
     interrupt: &Interrupt,
 ) -> Result<Outcome, Error> {
-    let scratch = tempfile::Builder::new()
-        .prefix("flagstone-lab-")
-        .tempdir()
-        .map_err(Error::system("cannot make a directory for the server"))?;
+    let scratch = crate::scratch()?;
     let [port] = free_ports()?;
     let mut server = Node::new(&options.program, scratch.path(), "lab");
-    let socket = server.file("sock");
-    let head = format!(
-        "[server]\nlisten = [\"nvme-tcp://127.0.0.1:{port}\"]\napi = {socket:?}\ncores = 1\n\n"
-    );
-    server.configure(&(head + &options.volumes(true)))?;
+    let listen = [format!("nvme-tcp://127.0.0.1:{port}")];
+    server.configure_alone(&listen, &options.volumes(true))?;
     let plan = options.plan(port);
     plan.check()?;
     let store = Store::create(&options.results, &plan)?;

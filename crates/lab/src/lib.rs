@@ -30,7 +30,28 @@ pub mod real;
 
 use std::path::Path;
 
+use flagstone_bench::campaign::Ending;
+
 pub use error::Error;
+
+/// What came of an experiment.
+#[derive(Clone, Debug)]
+pub struct Outcome<S> {
+    /// Whether it was done.
+    pub ending: Ending,
+    /// What was found, of the part that was done.
+    pub summary: S,
+}
+
+/// A directory for the files of nodes, which goes with what this gives.
+///
+/// # Errors
+/// The system's.
+fn scratch() -> Result<tempfile::TempDir, Error> {
+    tempfile::Builder::new().prefix("flagstone-lab-").tempdir().map_err(Error::system(
+        "cannot make a directory for the nodes: set TMPDIR to a place where one may write",
+    ))
+}
 
 /// Refuses a directory that has results already, before anything is done that would be in vain.
 ///

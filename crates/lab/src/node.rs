@@ -87,6 +87,16 @@ impl Node {
             .map_err(Error::system("cannot write a node's configuration"))
     }
 
+    /// The same of a server without peers, which listens on these addresses.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn configure_alone(&self, listen: &[String], volumes: &str) -> Result<(), Error> {
+        let socket = self.file("sock");
+        let head = format!("[server]\nlisten = {listen:?}\napi = {socket:?}\ncores = 1\n\n");
+        self.configure(&(head + volumes))
+    }
+
     /// Starts it, and waits until it serves.
     ///
     /// # Errors

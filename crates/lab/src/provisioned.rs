@@ -114,13 +114,7 @@ pub struct Summary {
 }
 
 /// What came of it.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Whether it was done.
-    pub ending: Ending,
-    /// What was found, of the part that was done.
-    pub summary: Summary,
-}
+pub type Outcome = crate::Outcome<Summary>;
 
 /// Runs the experiment.
 ///
@@ -131,24 +125,17 @@ pub fn run(
     watcher: &mut dyn Watcher,
     interrupt: &Interrupt,
 ) -> Result<Outcome, Error> {
-    let scratch = tempfile::Builder::new()
-        .prefix("flagstone-lab-")
-        .tempdir()
-        .map_err(Error::system("cannot make a directory for the server"))?;
+    let scratch = crate::scratch()?;
     let fio = fio_with_nbd(interrupt)?;
     if fio.is_none() {
         watcher.note("there is no fio with an nbd engine here: our own generator reads instead");
     }
     let ports: [u16; 2] = free_ports()?;
     let mut server = Node::new(&options.program, scratch.path(), "lab");
-    let socket = server.file("sock");
-    let head = format!(
-        "[server]\nlisten = [\"nvme-tcp://127.0.0.1:{}\", \"nbd://127.0.0.1:{}\"]\napi = {socket:?}\n\
-         cores = 1\n\n",
-        ports[0], ports[1]
-    );
     let volumes: String = PUBLISHED.iter().map(|(gb, ..)| volume(*gb)).collect();
-    server.configure(&(head + &volumes))?;
+    let listen =
+        [format!("nvme-tcp://127.0.0.1:{}", ports[0]), format!("nbd://127.0.0.1:{}", ports[1])];
+    server.configure_alone(&listen, &volumes)?;
     let plan = plan(options, ports, fio.is_some())?;
     plan.check()?;
     let store = Store::create(&options.results, &plan)?;

@@ -33,6 +33,47 @@ pub enum LabCommand {
     Limits(LimitsArgs),
 }
 
+/// Where results go, and how they are shown.
+#[derive(Debug, Args)]
+pub struct OutputArgs {
+    /// Directory of the results and the report; one of the experiment's name and the time in
+    /// lab-results if not given
+    #[arg(long, value_name = "DIR")]
+    pub results: Option<PathBuf>,
+    /// Form of the tables
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    pub format: TableForm,
+    /// What was found as JSON on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How long things are measured and how often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lengths {
+    /// Warm-up of each measurement, in ms.
+    pub ramp_ms: u64,
+    /// Length of each measurement, in ms.
+    pub runtime_ms: u64,
+    /// Of each measurement.
+    pub repetitions: u32,
+}
+
+impl Lengths {
+    /// What was asked, or else these.
+    fn or(self, ramp: Option<u64>, runtime: Option<u64>, repetitions: Option<u32>) -> Lengths {
+        Lengths {
+            ramp_ms: ramp.unwrap_or(self.ramp_ms),
+            runtime_ms: runtime.unwrap_or(self.runtime_ms),
+            repetitions: repetitions.unwrap_or(self.repetitions),
+        }
+    }
+}
+
+const fn lengths(ramp_ms: u64, runtime_ms: u64, repetitions: u32) -> Lengths {
+    Lengths { ramp_ms, runtime_ms, repetitions }
+}
+
 /// Arguments of `flagstone lab mirror`.
 #[derive(Debug, Args)]
 pub struct MirrorArgs {
@@ -59,16 +100,17 @@ pub struct MirrorArgs {
     /// Warm-up before each measurement; 2s if not given, 1s with --short
     #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
     pub ramp: Option<u64>,
-    /// Directory of the results and the report; one of the experiment's name and the time in
-    /// lab-results if not given
-    #[arg(long, value_name = "DIR")]
-    pub results: Option<PathBuf>,
-    /// Form of the tables
-    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
-    pub format: TableForm,
-    /// What was found as JSON on standard output
-    #[arg(long)]
-    pub json: bool,
+    /// Where and how its results are shown.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+impl MirrorArgs {
+    /// As its help says, of emulated targets and of real ones.
+    pub fn lengths(&self) -> Lengths {
+        let own = if self.short { lengths(1000, 2000, 1) } else { lengths(2000, 10_000, 4) };
+        own.or(self.ramp, self.runtime, self.repetitions)
+    }
 }
 
 /// How a node dies.
@@ -124,16 +166,17 @@ pub struct ProvisionedArgs {
     /// Time that each measurement takes; 1m as published if not given, 5s with --short
     #[arg(long, value_name = "TIME", value_parser = measured_time)]
     pub runtime: Option<u64>,
-    /// Directory of the results and the report; one of the experiment's name and the time in
-    /// lab-results if not given
-    #[arg(long, value_name = "DIR")]
-    pub results: Option<PathBuf>,
-    /// Form of the tables
-    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
-    pub format: TableForm,
-    /// What was found as JSON on standard output
-    #[arg(long)]
-    pub json: bool,
+    /// Where and how its results are shown.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+impl ProvisionedArgs {
+    /// As published (`--ramp_time=2s --runtime=1m`) if nothing is said.
+    pub fn lengths(&self) -> Lengths {
+        let own = if self.short { lengths(2000, 5000, 1) } else { lengths(2000, 60_000, 4) };
+        own.or(None, self.runtime, self.repetitions)
+    }
 }
 
 /// Arguments of `flagstone lab limits`.
@@ -154,16 +197,17 @@ pub struct LimitsArgs {
     /// Warm-up before each measurement; 1s if not given, 0.5s with --short
     #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
     pub ramp: Option<u64>,
-    /// Directory of the results and the report; one of the experiment's name and the time in
-    /// lab-results if not given
-    #[arg(long, value_name = "DIR")]
-    pub results: Option<PathBuf>,
-    /// Form of the tables
-    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
-    pub format: TableForm,
-    /// What was found as JSON on standard output
-    #[arg(long)]
-    pub json: bool,
+    /// Where and how its results are shown.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+impl LimitsArgs {
+    /// As its help says, of emulated targets and of real ones.
+    pub fn lengths(&self) -> Lengths {
+        let own = if self.short { lengths(500, 2000, 1) } else { lengths(1000, 5000, 1) };
+        own.or(self.ramp, self.runtime, Some(self.repetitions))
+    }
 }
 
 /// Arguments of `flagstone lab fabric`.
@@ -187,16 +231,17 @@ pub struct FabricArgs {
     /// Warm-up before each measurement; 2s if not given, 0.5s with --short
     #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
     pub ramp: Option<u64>,
-    /// Directory of the results and the report; one of the experiment's name and the time in
-    /// lab-results if not given
-    #[arg(long, value_name = "DIR")]
-    pub results: Option<PathBuf>,
-    /// Form of the tables
-    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
-    pub format: TableForm,
-    /// What was found as JSON on standard output
-    #[arg(long)]
-    pub json: bool,
+    /// Where and how its results are shown.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+impl FabricArgs {
+    /// As its help says, of emulated targets and of real ones.
+    pub fn lengths(&self) -> Lengths {
+        let own = if self.short { lengths(500, 2000, 1) } else { lengths(2000, 10_000, 4) };
+        own.or(self.ramp, self.runtime, self.repetitions)
+    }
 }
 
 /// Longest round trip: a write is given up on after seconds.

@@ -22,9 +22,9 @@ use flagstone_bench::units::format_utc;
 use flagstone_lab::Error;
 use serde::Serialize;
 
-use self::args::{LabArgs, LabCommand};
+use self::args::{LabArgs, LabCommand, OutputArgs};
 use crate::exit::Exit;
-use crate::output::complain;
+use crate::output::{complain, print};
 
 /// Runs the command.
 pub fn run(args: &LabArgs) -> Exit {
@@ -86,6 +86,33 @@ fn text(tables: &[Table], doubts: &[String], form: Form) -> String {
         all.push(doubts.iter().map(|doubt| format!("- {doubt}.\n")).collect());
     }
     all.join("\n")
+}
+
+/// The summary as it was asked for: as JSON, or as tables.
+fn form(
+    summary: &impl Serialize,
+    tables: &[Table],
+    doubts: &[String],
+    asked: &OutputArgs,
+) -> String {
+    if asked.json { json(summary) } else { text(tables, doubts, asked.format.into()) }
+}
+
+fn nothing_measured() -> Exit {
+    complain("flagstone: interrupted before anything was measured\n");
+    Exit::Interrupted
+}
+
+/// Makes the report, prints what was found, and says where the report is.
+fn finish(
+    directory: &Path,
+    shown: &str,
+    (ending, extras): (Ending, Extras),
+) -> Result<Exit, Error> {
+    let report = report(directory, &extras)?;
+    let exit = print(shown, exit_of(ending));
+    complain(&format!("the report is {}\n", report.display()));
+    Ok(exit)
 }
 
 /// How the program ends when a campaign did.

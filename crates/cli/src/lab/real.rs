@@ -10,7 +10,6 @@ use flagstone_bench::campaign::Ending;
 use flagstone_bench::nature::Origin;
 use flagstone_bench::os::Interrupt;
 use flagstone_bench::report::Extras;
-use flagstone_bench::table::{Form, Table};
 use flagstone_bench::target::Target;
 use flagstone_cloud::Catalogue;
 use flagstone_lab::Error;
@@ -21,44 +20,12 @@ use flagstone_lab::real::provisioned::Kind;
 use flagstone_lab::real::{self, Common};
 use serde::Serialize;
 
-use super::args::{FabricArgs, FailoverArgs, LimitsArgs, MirrorArgs, ProvisionedArgs};
+use super::args::{FabricArgs, FailoverArgs, Lengths, LimitsArgs, MirrorArgs, ProvisionedArgs};
 use super::failover::{Steps, numbers, shown_with_report};
 use super::real_args::{KindArgs, TargetArgs};
 use crate::bench::origin;
 use crate::bench::watch::Watch;
 use crate::exit::Exit;
-use crate::output::{complain, print};
-
-/// How long things are measured and how often, if it is not said.
-struct Lengths {
-    ramp_ms: u64,
-    runtime_ms: u64,
-    repetitions: u32,
-}
-
-impl Lengths {
-    /// What was asked, or else what suits.
-    fn or(
-        short: bool,
-        ramp: Option<u64>,
-        runtime: Option<u64>,
-        repetitions: Option<u32>,
-    ) -> Lengths {
-        let own = Lengths::of(short);
-        Lengths {
-            ramp_ms: ramp.unwrap_or(own.ramp_ms),
-            runtime_ms: runtime.unwrap_or(own.runtime_ms),
-            repetitions: repetitions.unwrap_or(own.repetitions),
-        }
-    }
-
-    fn of(short: bool) -> Lengths {
-        match short {
-            true => Lengths { ramp_ms: 1000, runtime_ms: 2000, repetitions: 1 },
-            false => Lengths { ramp_ms: 5000, runtime_ms: 10_000, repetitions: 4 },
-        }
-    }
-}
 
 fn common(
     experiment: &str,
@@ -95,32 +62,15 @@ fn show(
 ) -> Result<Exit, Error> {
     let path = common.results.join("summary.json");
     std::fs::write(&path, super::json(summary)).map_err(BenchError::file("cannot write", &path))?;
-    let report = super::report(&common.results, &extras)?;
-    let exit = print(shown, super::exit_of(ending));
-    complain(&format!("the report is {}\n", report.display()));
-    Ok(exit)
-}
-
-fn form(
-    summary: &impl Serialize,
-    tables: &[Table],
-    doubts: &[String],
-    (is_json, form): (bool, Form),
-) -> String {
-    if is_json { super::json(summary) } else { super::text(tables, doubts, form) }
-}
-
-fn nothing_measured() -> Exit {
-    complain("flagstone: interrupted before anything was measured\n");
-    Exit::Interrupted
+    super::finish(&common.results, shown, (ending, extras))
 }
 
 /// `flagstone lab mirror --node-a`.
 pub(super) fn mirror(args: &MirrorArgs, node_a: &str) -> Result<Exit, Error> {
     let nodes = &args.nodes;
-    let lengths = Lengths::or(args.short, args.ramp, args.runtime, args.repetitions);
+    let lengths = args.lengths();
     let mut options = real::mirror::Options {
-        common: common("mirror", args.results.as_ref(), &nodes.targets, &lengths)?,
+        common: common("mirror", args.output.results.as_ref(), &nodes.targets, &lengths)?,
         node_a: node_a.to_owned(),
         node_b: nodes.node_b.clone(),
         mirrored: nodes.mirrored.clone(),
@@ -139,10 +89,10 @@ pub(super) fn mirror(args: &MirrorArgs, node_a: &str) -> Result<Exit, Error> {
     let outcome = ended.inspect_err(|_| super::tell_of_results(&options.common.results))?;
     let summary = &outcome.summary;
     if summary.is_empty() {
-        return Ok(nothing_measured());
+        return Ok(super::nothing_measured());
     }
     let tables = real::mirror::tables(summary);
-    let shown = form(summary, &tables, &summary.doubts, (args.json, args.format.into()));
+    let shown = super::form(summary, &tables, &summary.doubts, &args.output);
     let extras = Extras::new("What a mirror costs, on real nodes")
         .with_tables("mirror", tables)
         .with_doubts(&summary.doubts);
@@ -228,9 +178,9 @@ pub(super) fn failover(args: &FailoverArgs, node_a: &str, node_b: &str) -> Resul
 /// `flagstone lab fabric DISK…`.
 pub(super) fn fabric(args: &FabricArgs) -> Result<Exit, Error> {
     let asked = &args.real;
-    let lengths = Lengths::or(args.short, args.ramp, args.runtime, args.repetitions);
+    let lengths = args.lengths();
     let mut options = real::fabric::Options {
-        common: common("fabric", args.results.as_ref(), &asked.targets, &lengths)?,
+        common: common("fabric", args.output.results.as_ref(), &asked.targets, &lengths)?,
         disks: asked.disks.clone(),
         local: asked.local_results.clone(),
     };
@@ -245,10 +195,10 @@ pub(super) fn fabric(args: &FabricArgs) -> Result<Exit, Error> {
     let outcome = ended.inspect_err(|_| super::tell_of_results(&options.common.results))?;
     let summary = &outcome.summary;
     if summary.rows.is_empty() {
-        return Ok(nothing_measured());
+        return Ok(super::nothing_measured());
     }
     let tables = real::fabric::tables(summary);
-    let shown = form(summary, &tables, &summary.doubts, (args.json, args.format.into()));
+    let shown = super::form(summary, &tables, &summary.doubts, &args.output);
     let extras = Extras::new("What NVMe/TCP costs, on real machines")
         .with_tables("fabric", tables)
         .with_doubts(&summary.doubts);
@@ -272,16 +222,11 @@ fn kind<'a>(args: &KindArgs, catalogue: &'a Catalogue) -> Kind<'a> {
 /// `flagstone lab provisioned DISK…`.
 pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
     let asked = &args.real;
-    let lengths = Lengths {
-        // As published: --ramp_time=2s, --runtime=1m.
-        ramp_ms: 2000,
-        runtime_ms: args.runtime.unwrap_or(if args.short { 5000 } else { 60_000 }),
-        repetitions: args.repetitions.unwrap_or(if args.short { 1 } else { 4 }),
-    };
+    let lengths = args.lengths();
     let targets = TargetArgs { destroy_data: Vec::new(), stack: asked.stack.clone() };
     let catalogue = catalogue(&asked.kind)?;
     let mut options = real::provisioned::Options {
-        common: common("provisioned", args.results.as_ref(), &targets, &lengths)?,
+        common: common("provisioned", args.output.results.as_ref(), &targets, &lengths)?,
         disks: asked.disks.clone(),
         kind: kind(&asked.kind, &catalogue),
     };
@@ -295,10 +240,10 @@ pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
     let outcome = ended.inspect_err(|_| super::tell_of_results(&options.common.results))?;
     let summary = &outcome.summary;
     if summary.rows.is_empty() {
-        return Ok(nothing_measured());
+        return Ok(super::nothing_measured());
     }
     let tables = [real::provisioned::table(summary)];
-    let shown = form(summary, &tables, &summary.doubts, (args.json, args.format.into()));
+    let shown = super::form(summary, &tables, &summary.doubts, &args.output);
     let extras = Extras::new("What a larger disk brings, on real disks")
         .with_tables("provisioned", tables.into())
         .with_doubts(&summary.doubts);
@@ -308,10 +253,10 @@ pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
 /// `flagstone lab limits DISK`.
 pub(super) fn limits(args: &LimitsArgs, disk: &Target) -> Result<Exit, Error> {
     let asked = &args.real;
-    let lengths = Lengths::or(args.short, args.ramp, args.runtime, Some(args.repetitions));
+    let lengths = args.lengths();
     let catalogue = catalogue(&asked.kind)?;
     let mut options = real::limits::Options {
-        common: common("limits", args.results.as_ref(), &asked.targets, &lengths)?,
+        common: common("limits", args.output.results.as_ref(), &asked.targets, &lengths)?,
         disk: disk.clone(),
         kind: kind(&asked.kind, &catalogue),
     };
@@ -326,10 +271,10 @@ pub(super) fn limits(args: &LimitsArgs, disk: &Target) -> Result<Exit, Error> {
     let outcome = ended.inspect_err(|_| super::tell_of_results(&options.common.results))?;
     let summary = &outcome.summary;
     if summary.cells.is_empty() {
-        return Ok(nothing_measured());
+        return Ok(super::nothing_measured());
     }
     let tables = [real::limits::table(summary)];
-    let shown = form(summary, &tables, &summary.doubts, (args.json, args.format.into()));
+    let shown = super::form(summary, &tables, &summary.doubts, &args.output);
     let extras = Extras::new("What a real disk is sold as")
         .with_tables("limits", tables.into())
         .with_doubts(&summary.doubts);

@@ -163,13 +163,7 @@ fn job_name(row: &Row, hot: bool) -> String {
 }
 
 /// What came of it.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Whether it was done.
-    pub ending: Ending,
-    /// What was found, of the part that was done.
-    pub summary: Summary,
-}
+pub type Outcome = crate::Outcome<Summary>;
 
 /// Runs the experiment. What it measures is in the results' directory as soon as it is measured.
 ///
@@ -182,10 +176,7 @@ pub fn run(
 ) -> Result<Outcome, Error> {
     crate::check_is_new(&options.results)?;
     options.check_machine()?;
-    let scratch =
-        tempfile::Builder::new().prefix("flagstone-lab-").tempdir().map_err(Error::system(
-            "cannot make a directory for the nodes: set TMPDIR to a place where one may write",
-        ))?;
+    let scratch = crate::scratch()?;
     let mut lab = Lab::new(options, scratch.path(), interrupt)?;
     watcher.begin("measuring this machine's own round trip", options.seconds());
     let loopback = lab.loopback()?;

@@ -151,13 +151,7 @@ pub struct Summary {
 }
 
 /// What came of it.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Whether it was done.
-    pub ending: Ending,
-    /// What was found, of the part that was done.
-    pub summary: Summary,
-}
+pub type Outcome = crate::Outcome<Summary>;
 
 /// Runs the experiment.
 ///
@@ -168,18 +162,12 @@ pub fn run(
     watcher: &mut dyn Watcher,
     interrupt: &Interrupt,
 ) -> Result<Outcome, Error> {
-    let scratch = tempfile::Builder::new()
-        .prefix("flagstone-lab-")
-        .tempdir()
-        .map_err(Error::system("cannot make a directory for the server"))?;
+    let scratch = crate::scratch()?;
     let [port] = free_ports()?;
     let mut server = Node::new(&options.program, scratch.path(), "lab");
-    let socket = server.file("sock");
-    let head = format!(
-        "[server]\nlisten = [\"nvme-tcp://127.0.0.1:{port}\"]\napi = {socket:?}\ncores = 1\n\n"
-    );
     let volumes: String = DISKS.iter().map(Disk::volume).collect();
-    server.configure(&(head + &volumes))?;
+    let listen = [format!("nvme-tcp://127.0.0.1:{port}")];
+    server.configure_alone(&listen, &volumes)?;
     let plan = options.plan(port);
     plan.check()?;
     let store = Store::create(&options.results, &plan)?;

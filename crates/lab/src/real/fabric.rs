@@ -138,13 +138,7 @@ pub struct Summary {
 }
 
 /// What came of it.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Whether it was done.
-    pub ending: Ending,
-    /// What was found, of the part that was done.
-    pub summary: Summary,
-}
+pub type Outcome = crate::Outcome<Summary>;
 
 /// Runs one side of the experiment.
 ///

@@ -1,7 +1,7 @@
 //! Experiment D on a real disk: what it does against what its cloud sells it as, cell by cell as the
 //! page has them.
 
-use flagstone_bench::campaign::{Ending, Watcher};
+use flagstone_bench::campaign::Watcher;
 use flagstone_bench::nature::Nature;
 use flagstone_bench::os::Interrupt;
 use flagstone_bench::table::Table;
@@ -78,13 +78,7 @@ pub struct Summary {
 }
 
 /// What came of it.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Whether it was done.
-    pub ending: Ending,
-    /// What was found, of the part that was done.
-    pub summary: Summary,
-}
+pub type Outcome = crate::Outcome<Summary>;
 
 /// Runs the experiment.
 ///

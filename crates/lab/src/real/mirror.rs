@@ -5,7 +5,7 @@
 //! is measured as that of one request at a time to a volume of node B that answers at once, or told.
 
 use flagstone_bench::Error as BenchError;
-use flagstone_bench::campaign::{Ending, Watcher};
+use flagstone_bench::campaign::Watcher;
 use flagstone_bench::generator::Generator;
 use flagstone_bench::job::{Job, Pattern};
 use flagstone_bench::os::Interrupt;
@@ -143,13 +143,7 @@ impl Summary {
 }
 
 /// What came of it.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Whether it was done.
-    pub ending: Ending,
-    /// What was found, of the part that was done.
-    pub summary: Summary,
-}
+pub type Outcome = crate::Outcome<Summary>;
 
 /// Runs the experiment. What it measures is in the results' directory as soon as it is measured.
 ///

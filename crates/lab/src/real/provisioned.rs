@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use flagstone_bench::Error as BenchError;
-use flagstone_bench::campaign::{Ending, Watcher};
+use flagstone_bench::campaign::Watcher;
 use flagstone_bench::generator::Generator;
 use flagstone_bench::job::Job;
 use flagstone_bench::nature::Nature;
@@ -107,13 +107,7 @@ pub struct Summary {
 }
 
 /// What came of it.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Whether it was done.
-    pub ending: Ending,
-    /// What was found, of the part that was done.
-    pub summary: Summary,
-}
+pub type Outcome = crate::Outcome<Summary>;
 
 /// Sizes of targets of one disk each, by how they are written, in bytes.
 ///
