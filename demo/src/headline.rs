@@ -164,11 +164,7 @@ pub(crate) fn fabric(summary: &fabric::Summary) -> Table {
             grouped(pair.remote.iops),
             pair.here(),
             pair.published(),
-            match pair.remote.bound {
-                "cpu" => "the CPU of this machine".to_owned(),
-                "model" => "the model".to_owned(),
-                other => other.to_owned(),
-            },
+            fabric::bound_by(pair.remote.bound).to_owned(),
         ]
     };
     table.rows = pairs(summary).map(row).collect();
@@ -227,6 +223,7 @@ pub(crate) mod tests {
             published: ROWS[1],
             mirror: Some(mirrored.clone()),
             plain: Some(plain.clone()),
+            far: None,
             link: None,
         };
         let mirror = Mirror {
@@ -252,7 +249,7 @@ pub(crate) mod tests {
             model_iops: iops,
             latency_us: 1.0,
             cpu_percent: None,
-            bound: "model",
+            bound: "network",
         };
         let fabric = fabric::Summary {
             schema_version: 1,

@@ -48,7 +48,7 @@ impl Nature {
                  emulated",
             ),
             Nature::Unknown => {
-                Some("what was measured was not noted, so it may be emulated or in memory")
+                Some("of a kind that was not noted, so it may be emulated or in memory")
             }
             Nature::Memory => Some("in memory: it says nothing of any disk"),
             Nature::Emulated => {

@@ -191,7 +191,7 @@ pub struct Cell {
     pub latency_us: f64,
     /// How busy this machine's CPUs were, in %.
     pub cpu_percent: Option<f64>,
-    /// `model`, `cpu` of this machine, or `latency` of what is in flight.
+    /// The model's `disks` or `network`, `cpu` of this machine, or `latency` of what is in flight.
     pub bound: &'static str,
 }
 
@@ -362,13 +362,26 @@ fn load_job(job: &Job) -> LoadJob {
     }
 }
 
-/// What disks and network allow a job, in requests a second.
-fn model_iops(options: &Options, rw: Pattern, disks: u32, is_remote: bool) -> f64 {
+/// What disks and network allow a job, in requests a second, and which of them allows no more.
+fn model(options: &Options, rw: Pattern, disks: u32, is_remote: bool) -> (f64, &'static str) {
     let each = if rw.writes() { DISK_IOPS.1 } else { DISK_IOPS.0 };
     let of_disks = each as f64 * f64::from(disks);
     let of_network = NETWORK_BYTES_PER_S as f64 * WIRE_PART / 4096.0;
-    let allowed = if is_remote { of_disks.min(of_network) } else { of_disks };
-    allowed / f64::from(options.scale)
+    let (allowed, bound) = match is_remote && of_network < of_disks {
+        true => (of_network, "network"),
+        false => (of_disks, "disks"),
+    };
+    (allowed / f64::from(options.scale), bound)
+}
+
+/// What bound a cell, in words.
+pub fn bound_by(bound: &str) -> &str {
+    match bound {
+        "cpu" => "the CPU of this machine",
+        "disks" => "the disks",
+        "network" => "the network",
+        other => other,
+    }
 }
 
 /// Nearer to what is allowed than this, in %, it is what was measured.
@@ -384,11 +397,11 @@ fn summary(options: &Options, records: &[Record]) -> Summary {
                 median(&of.iter().filter_map(|record| pick(record)).collect::<Vec<_>>())
             };
             let Some(iops) = middle(&|record| Some(record.iops)) else { continue };
-            let model_iops = model_iops(options, job.pattern, job.disks, on == FABRIC);
+            let (model_iops, of_model) = model(options, job.pattern, job.disks, on == FABRIC);
             let cpu_percent =
                 middle(&|record| Some(record.measurement.cpu.as_ref()?.busy_percent()));
             let bound = match cpu_percent {
-                _ if iops >= model_iops * (1.0 - NEAR_PERCENT / 100.0) => "model",
+                _ if iops >= model_iops * (1.0 - NEAR_PERCENT / 100.0) => of_model,
                 // The generator of a local disk has one core, whatever the machine has.
                 _ if on == LOCAL => "cpu",
                 Some(percent) if percent >= BUSY_PERCENT => "cpu",
@@ -461,12 +474,7 @@ pub fn table(summary: &Summary) -> Table {
             format!("{:.3}", cell.latency_us / 1e3),
             cell.repetitions.to_string(),
             cell.cpu_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.0} %")),
-            match cell.bound {
-                "cpu" => "the CPU of this machine",
-                "model" => "the model",
-                other => other,
-            }
-            .to_owned(),
+            bound_by(cell.bound).to_owned(),
         ]);
     }
     table
@@ -545,7 +553,8 @@ mod tests {
             ],
         );
         let bound: Vec<_> = found.cells.iter().map(|cell| cell.bound).collect();
-        assert_eq!(bound, ["model", "cpu", "latency", "model"]);
+        assert_eq!(bound, ["disks", "cpu", "latency", "network"]);
+        assert_eq!(table(&found).rows[0].last().unwrap(), "the disks");
         let doubts = found.doubts.join("\n");
         assert!(doubts.contains("was the limit of: randwrite x1 NVMe/TCP;"), "{doubts}");
         assert!(table(&found).title.contains("EMULATED"));

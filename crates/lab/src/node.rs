@@ -276,8 +276,9 @@ impl Pair {
     /// # Errors
     /// As those of [`Node`].
     pub fn start(&mut self, mirrored: &[&str], interrupt: &Interrupt) -> Result<(), Error> {
-        self.a.start(interrupt)?;
+        // The target first: the source may use a volume of it, and does not start without.
         self.b.start(interrupt)?;
+        self.a.start(interrupt)?;
         for volume in mirrored {
             self.a.mirror(&["create", volume, "--source"], interrupt)?;
             self.b.mirror(&["create", volume, "--target"], interrupt)?;

@@ -32,7 +32,7 @@ impl Album {
         page::begin(&mut out, title);
         out.raw("<header>\n");
         out.element("h1", title);
-        page::notice(&mut out, &self.warnings());
+        page::notice(&mut out, &self.doubtful());
         let id = |at: usize| format!("part-{}", at + 1);
         let parts = self.parts.iter().enumerate().map(|(at, part)| (id(at), part.title.as_str()));
         page::navigation(&mut out, parts);
@@ -61,11 +61,11 @@ impl Album {
     }
 
     /// Those of all parts, each once.
-    fn warnings(&self) -> Vec<(Nature, String)> {
+    fn doubtful(&self) -> Vec<(Nature, String)> {
         let mut all: Vec<(Nature, String)> = Vec::new();
-        for warning in self.parts.iter().flat_map(Report::warnings) {
-            if !all.contains(&warning) {
-                all.push(warning);
+        for one in self.parts.iter().flat_map(Report::doubtful) {
+            if !all.contains(&one) {
+                all.push(one);
             }
         }
         all

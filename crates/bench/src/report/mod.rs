@@ -163,12 +163,12 @@ impl Report {
         Report { runs, title, place, extras, comparison, tables, plots, plots_left_out }
     }
 
-    /// What is compared, and what is not known to be real, as one sentence for each.
-    fn warnings(&self) -> Vec<(Nature, String)> {
+    /// What is compared and is not known to be real: its nature and its name.
+    fn doubtful(&self) -> Vec<(Nature, String)> {
         let things = self.comparison.names().iter().zip(self.comparison.natures());
         let of = |(name, nature): (&String, &Nature)| {
             let bare = name.strip_suffix(nature.suffix()).unwrap_or(name);
-            Some((*nature, format!("{bare} is {}", nature.warning()?)))
+            nature.warning().map(|_| (*nature, bare.to_owned()))
         };
         things.filter_map(of).collect()
     }

@@ -41,7 +41,7 @@ impl Report {
         out.raw("<header>\n");
         out.element("h1", &self.title);
         self.about(&mut out);
-        notice(&mut out, &self.warnings());
+        notice(&mut out, &self.doubtful());
         let sections = SECTIONS.into_iter().skip(usize::from(self.extras.is_empty()));
         navigation(&mut out, sections.map(|(id, name)| (id.to_owned(), name)));
         out.raw("</header>\n<main>\n");
@@ -311,19 +311,36 @@ pub(super) fn end(out: &mut Writer) {
     out.raw("</footer>\n</body>\n</html>\n");
 }
 
-/// What is not known to be a real disk, above all else.
-pub(super) fn notice(out: &mut Writer, warnings: &[(Nature, String)]) {
-    if warnings.is_empty() {
+/// What is not known to be a real disk, above all else: a sentence for each nature.
+pub(super) fn notice(out: &mut Writer, doubtful: &[(Nature, String)]) {
+    if doubtful.is_empty() {
         return;
     }
     out.raw("<div class=\"notice\" role=\"note\">");
-    let false_disk = warnings.iter().any(|(nature, _)| *nature >= Nature::Memory);
+    let false_disk = doubtful.iter().any(|(nature, _)| *nature >= Nature::Memory);
     let head = if false_disk { "Not only real disks." } else { "Not known to be real disks." };
     out.raw("<p>");
     out.element("strong", head);
     out.raw("</p>");
-    warnings.iter().for_each(|(_, text)| out.element("p", &format!("{text}.")));
+    let mut natures: Vec<Nature> = doubtful.iter().map(|(nature, _)| *nature).collect();
+    natures.sort_unstable_by(|a, b| b.cmp(a));
+    natures.dedup();
+    for nature in natures {
+        out.element("p", &sentence(nature, doubtful));
+    }
     out.raw("</div>\n");
+}
+
+/// What all that is of this nature is.
+fn sentence(nature: Nature, doubtful: &[(Nature, String)]) -> String {
+    let of = doubtful.iter().filter(|(one, _)| *one == nature);
+    let names: Vec<&str> = of.map(|(_, name)| name.as_str()).collect();
+    let what = nature.warning().unwrap_or_default();
+    match &names[..] {
+        [one] => format!("{one} is {what}."),
+        // Names may have commas in them.
+        several => format!("{}; each is {what}.", several.join("; ")),
+    }
 }
 
 /// Links to sections of the page: where they are, and what they are called.

@@ -33,8 +33,7 @@ use flagstone_cloud::{Catalogue, Configuration};
 
 use self::published::{IN_FLIGHT, ROWS, Row};
 use self::setup::{
-    CATALOGUE, COLD_BYTES, DISK_BYTES, Disks, HOT_BYTES, LOOPBACK, Mirror, PLAIN, SETUPS, Setup,
-    TYPE,
+    CATALOGUE, COLD_BYTES, DISK_BYTES, Disks, HOT_BYTES, LOOPBACK, PLAIN, SETUPS, Setup, TYPE,
 };
 use self::summary::{Calibrated, Summary};
 use crate::Error;
@@ -101,8 +100,9 @@ impl Options {
     /// How long it takes at least, in seconds.
     pub fn seconds(&self) -> f64 {
         let measured: f64 = ROWS.iter().map(|row| self.row_seconds(row)).sum();
-        // Starting two nodes and copying all volumes, and two probes, for each size.
-        measured + ROWS.len() as f64 * 13.0
+        let filled: f64 = self.all_setups().iter().map(Setup::fill_seconds).sum();
+        // Starting two nodes and copying all volumes, and the probes, for each size.
+        measured + ROWS.len() as f64 * (filled + 13.0)
     }
 
     /// The disks of a row, and what the target's has to add so that the link takes its round trip:
@@ -267,6 +267,7 @@ impl Lab<'_> {
                 Disks { write_latency_us: found.write_latency_us, link_us: 0, machine: None };
             self.pair.a.configure(&disks.configuration(&self.pair, 0, &SETUPS[..1]))?;
             self.pair.a.start(self.interrupt)?;
+            self.generator.fill(&uri, HOT_BYTES, self.interrupt, &mut || {})?;
             let (results, _) = self.generator.measure(&job, &uri, self.interrupt, &mut || {})?;
             self.pair.a.stop(self.interrupt)?;
             let Some(total) = results.total else { continue };
@@ -292,7 +293,7 @@ impl Lab<'_> {
         let setups = self.options.all_setups();
         self.pair.a.configure(&disks.configuration(&self.pair, 0, &setups))?;
         self.pair.b.configure(&disks.configuration(&self.pair, 1, &setups))?;
-        let mirrored = setups.iter().filter(|setup| setup.mirror != Mirror::None);
+        let mirrored = setups.iter().filter(|setup| setup.mirror.is_one());
         let volumes: Vec<_> = mirrored.map(|setup| setup.volume).collect();
         self.pair.start(&volumes, self.interrupt)?;
         for hot in self.options.kinds() {
@@ -335,7 +336,9 @@ impl Lab<'_> {
             targets: targets.collect(),
             repetitions: self.options.repetitions,
             steady_state: false,
-            precondition: false,
+            // Memory that was never written to costs what a disk does not: the system has to find it
+            // first.
+            precondition: true,
             // No file is made.
             file_bytes: HOT_BYTES,
             initiator: Choice::Flagstone,
@@ -351,7 +354,7 @@ impl Lab<'_> {
         for one in calibrated {
             let disks = self.options.disks(one);
             for (index, node) in crate::node::NAMES.iter().enumerate() {
-                let volume = disks.volume(setup, index);
+                let volume = disks.volume(&self.pair, setup, index);
                 if !volume.is_empty() {
                     text += &format!("# {}, on {node}\n{volume}", one.size);
                 }

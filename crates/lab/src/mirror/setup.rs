@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use flagstone_cloud::{Catalogue, Configuration, Workload};
 
-use crate::node::Pair;
+use crate::node::{Pair, device};
 
 /// Bytes that are written to, of volumes whose regions may all be hot: the published 96 GB, in
 /// miniature.
@@ -25,6 +25,8 @@ const SPARE_BYTES: u64 = 16 << 20;
 /// The published disk's throughput in bytes a second, as its row without a mirror at 64K says:
 /// 240.02 MiB/s. Google's page gives 240 of its own MB/s, which are 2.4 % less.
 const DISK_BYTES_PER_S: u64 = 251_679_000;
+/// What it takes to begin to fill a volume, in seconds: to look whether it is filled, a process.
+const FILL_STARTS_S: f64 = 0.3;
 /// IOPS of 500 GB of it, at 30 a GB, and of N2-standard-8.
 const DISK_IOPS: u64 = 15_000;
 /// What it is called in the catalogue, and how large it is, where a machine's limits are taken.
@@ -74,12 +76,22 @@ pub enum Log {
 pub enum Mirror {
     /// None.
     None,
+    /// None: the disk is at the target, and the source reaches it over the link. What a write there
+    /// takes is the longer leg of a mirror, and no mirror over this link and these CPUs is faster.
+    Far,
     /// Both sides have it durably when it is complete.
     SyncDisk,
     /// Both sides have it when it is complete.
     SyncMemory,
     /// This side has it when it is complete.
     Async,
+}
+
+impl Mirror {
+    /// Whether it is one.
+    pub fn is_one(self) -> bool {
+        !matches!(self, Mirror::None | Mirror::Far)
+    }
 }
 
 /// One thing to measure.
@@ -108,6 +120,9 @@ pub const MIRROR: &str = "mirror";
 /// The same over a link that takes no time of its own: the loopback's is there still.
 pub const NO_LINK: &str = "mirror, link without delay";
 
+/// The target's disk over the link, with no mirror.
+pub const FAR: &str = "no mirror, disk at the target";
+
 /// A log that writes metadata before each data write, on a local SSD.
 pub const CUSTOMER_SSD: &str = "customer's log on local SSD";
 /// The same on a persistent disk.
@@ -128,9 +143,10 @@ const fn setup(name: &'static str, volume: &'static str, mirror: Mirror) -> Setu
 }
 
 /// All of them, what the others are compared with first.
-pub const SETUPS: [Setup; 10] = [
+pub const SETUPS: [Setup; 11] = [
     setup(PLAIN, "plain", Mirror::None),
     setup(MIRROR, "sync", Mirror::SyncDisk),
+    setup(FAR, "far", Mirror::Far),
     Setup { link: false, ..setup(NO_LINK, "no-link", Mirror::SyncDisk) },
     setup("mirror, ack memory", "ack-memory", Mirror::SyncMemory),
     setup("mirror, async", "async", Mirror::Async),
@@ -158,6 +174,21 @@ impl Setup {
     /// compared with takes part in both.
     pub fn is_in(&self, hot: bool) -> bool {
         self.mirror == Mirror::None || self.hot == hot
+    }
+
+    /// Of each of its devices, in bytes.
+    fn device_bytes(&self) -> u64 {
+        // What is compared with all of them is written to by the jobs of all.
+        let written_to = match self.mirror == Mirror::None || !self.hot {
+            true => COLD_BYTES,
+            false => HOT_BYTES,
+        };
+        written_to + SPARE_BYTES
+    }
+
+    /// How long it takes to fill, in seconds.
+    pub fn fill_seconds(&self) -> f64 {
+        self.device_bytes() as f64 / DISK_BYTES_PER_S as f64 + FILL_STARTS_S
     }
 }
 
@@ -192,7 +223,7 @@ impl Disks {
 
     fn mirror(&self, setup: &Setup, peer: &str) -> Option<String> {
         let mode = match setup.mirror {
-            Mirror::None => return None,
+            Mirror::None | Mirror::Far => return None,
             Mirror::SyncDisk => "mode = \"sync\", ack = \"disk\"",
             Mirror::SyncMemory => "mode = \"sync\", ack = \"memory\"",
             Mirror::Async => "mode = \"async\"",
@@ -219,28 +250,28 @@ impl Disks {
     }
 
     /// The table of a volume on a node, 0 being the source; empty where it is not.
-    pub fn volume(&self, setup: &Setup, index: usize) -> String {
-        let mirror = self.mirror(setup, crate::node::NAMES[1 - index]);
-        if mirror.is_none() && index == 1 {
-            return String::new();
+    pub fn volume(&self, pair: &Pair, setup: &Setup, index: usize) -> String {
+        match (setup.mirror, index) {
+            (Mirror::None, 1) => return String::new(),
+            (Mirror::Far, 0) => {
+                let far = device(&pair.ports[1..], setup.volume);
+                return format!("[volume.{}]\ndevice = \"{far}\"\n\n", setup.volume);
+            }
+            _ => {}
         }
-        // What is compared with all of them is written to by the jobs of all.
-        let bytes = match setup.mirror == Mirror::None || !setup.hot {
-            true => COLD_BYTES,
-            false => HOT_BYTES,
-        };
+        let mirror = self.mirror(setup, crate::node::NAMES[1 - index]);
         format!(
             "[volume.{}]\n{}{}device = \"memory:{}MiB\"\n\n",
             setup.volume,
             mirror.unwrap_or_default(),
             self.emulate(setup, index),
-            (bytes + SPARE_BYTES) >> 20,
+            setup.device_bytes() >> 20,
         )
     }
 
     /// The configuration of a node with these volumes, 0 being the source.
     pub fn configuration(&self, pair: &Pair, index: usize, setups: &[Setup]) -> String {
-        let volumes: String = setups.iter().map(|setup| self.volume(setup, index)).collect();
+        let volumes: String = setups.iter().map(|setup| self.volume(pair, setup, index)).collect();
         pair.preamble(index, NODE, "") + &volumes
     }
 }
@@ -268,7 +299,8 @@ mod tests {
             for config in [&a, &b] {
                 for volume in &config.volumes {
                     let emulated = volume.layers.iter().any(|l| matches!(l, Layer::Emulate(_)));
-                    assert!(emulated, "{} is emulated", volume.name);
+                    let is_elsewhere = volume.name == "far" && std::ptr::eq(config, &a);
+                    assert_eq!(emulated, !is_elsewhere, "{}", volume.name);
                 }
             }
         }
@@ -285,15 +317,20 @@ mod tests {
 
     #[test]
     fn the_link_is_in_the_answer_of_the_targets_disk() {
+        let directory = tempfile::tempdir().unwrap();
+        let pair = Pair::new("flagstone".as_ref(), directory.path()).unwrap();
         let disks = Disks { write_latency_us: 1000, link_us: 300, machine: None };
         let of = |name: &str, index| {
             let setup = SETUPS.iter().find(|setup| setup.name == name).unwrap();
-            disks.volume(setup, index)
+            disks.volume(&pair, setup, index)
         };
         assert!(of(MIRROR, 0).contains("write_latency = \"1000us\""));
         assert!(of(MIRROR, 1).contains("write_latency = \"1300us\""));
         assert!(of(NO_LINK, 1).contains("write_latency = \"1000us\""));
         assert_eq!(of(PLAIN, 1), "");
+        assert!(of(FAR, 1).contains("write_latency = \"1300us\""));
+        let port = pair.ports[1];
+        assert!(of(FAR, 0).contains(&format!("nvme-tcp://127.0.0.1:{port}/")), "{}", of(FAR, 0));
         assert!(!of("cold, log in superblock", 0).contains("bitmap"));
         let customer = of(CUSTOMER_PD, 0);
         assert!(

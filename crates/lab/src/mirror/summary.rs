@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::customer;
 use super::published::{IN_FLIGHT, ROWS, Row, latency_overhead, throughput_overhead};
-use super::setup::{MIRROR, PLAIN, SETUPS, writes_per_s_most};
+use super::setup::{FAR, MIRROR, PLAIN, SETUPS, writes_per_s_most};
 use super::{Options, job_name};
 use crate::limits::BUSY_PERCENT;
 
@@ -106,6 +106,8 @@ pub struct Side {
     pub mirror: Option<Cell>,
     /// Without, here.
     pub plain: Option<Cell>,
+    /// Without, the disk being the target's, at the far end of the link.
+    pub far: Option<Cell>,
     /// What the link has of the overhead.
     pub link: Option<Link>,
 }
@@ -210,7 +212,8 @@ impl Summary {
         format!(
             "of the link's round trip of {} µs the loopback of this machine takes {} by itself, and \
              the target's disk adds the rest{}; of it the link: what no synchronous mirror over \
-             such a link can be without",
+             such a link can be without; a disk over it: the target's, with no mirror, so where it \
+             costs as much the rest is what any write over NVMe/TCP takes on these CPUs",
             self.rtt_us,
             loopback.join(", "),
             if short {
@@ -301,7 +304,7 @@ fn side(row: &Row, cells: &[Cell], disks: &[Calibrated], options: &Options) -> S
     };
     let most_per_s = writes_per_s_most(row.block_bytes, options.machine.as_deref());
     let most_per_s = most_per_s.unwrap_or(f64::INFINITY);
-    let (mirror, plain) = (find(MIRROR), find(PLAIN));
+    let (mirror, plain, far) = (find(MIRROR), find(PLAIN), find(FAR));
     let disk = disks.iter().find(|disk| disk.size == row.size);
     let link = plain.as_ref().zip(disk).map(|(plain, disk)| {
         // As many are in flight either way, so the throughput follows from the latency.
@@ -311,7 +314,7 @@ fn side(row: &Row, cells: &[Cell], disks: &[Calibrated], options: &Options) -> S
         );
         Link { throughput_percent: percent, latency_percent: percent }
     });
-    Side { published: *row, mirror, plain, link }
+    Side { published: *row, mirror, plain, far, link }
 }
 
 #[cfg(test)]
@@ -350,6 +353,7 @@ pub(crate) mod tests {
         for _ in 0..2 {
             records.push(record(PLAIN, "8k", 2.0));
             records.push(record(MIRROR, "8k", 2.5));
+            records.push(record(FAR, "8k", 2.4));
             records.push(record(NO_LINK, "8k", 2.2));
             records.push(record(CUSTOMER_SSD, "8k", 3.0));
             records.push(record(CUSTOMER_PD, "8k", 25.0));

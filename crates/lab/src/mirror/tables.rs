@@ -60,6 +60,7 @@ fn beside(summary: &Summary, column: &Column) -> Table {
         ours("overhead"),
         "published".to_owned(),
         ours("of it the link"),
+        ours("a disk over it"),
     ];
     let rows = summary.table.iter().filter_map(|side| {
         let (mirror, plain) = (side.mirror.as_ref()?, side.plain.as_ref()?);
@@ -67,15 +68,17 @@ fn beside(summary: &Summary, column: &Column) -> Table {
         let figure = |cell: &Cell| number((column.ours)(cell));
         let (theirs, alone) = (&side.published.mirror, &side.published.plain);
         let (theirs, alone) = ((column.published)(theirs), (column.published)(alone));
+        let overhead = |cell: &Cell| (column.overhead)((column.ours)(cell), (column.ours)(plain));
         Some(vec![
             side.published.size.to_owned(),
             figure(mirror),
             number(theirs),
             figure(plain),
             number(alone),
-            percent(Some((column.overhead)((column.ours)(mirror), (column.ours)(plain)))),
+            percent(Some(overhead(mirror))),
             percent(Some((column.overhead)(theirs, alone))),
             percent((column.link)(side)),
+            percent(side.far.as_ref().map(overhead)),
         ])
     });
     Table { title, head, rows: rows.collect() }
@@ -144,12 +147,12 @@ mod tests {
         let cells: Vec<_> = latency.rows[0].iter().map(String::as_str).collect();
         assert_eq!(
             cells,
-            ["8K", "2.500", "3.183", "2.000", "1.935", "20.00 %", "39.21 %", "13.04 %"]
+            ["8K", "2.500", "3.183", "2.000", "1.935", "20.00 %", "39.21 %", "13.04 %", "16.67 %"]
         );
         let cells: Vec<_> = throughput.rows[0].iter().map(String::as_str).collect();
         assert_eq!(
             cells,
-            ["8K", "75.00", "58.87", "93.75", "96.80", "20.00 %", "39.18 %", "13.04 %"]
+            ["8K", "75.00", "58.87", "93.75", "96.80", "20.00 %", "39.18 %", "13.04 %", "16.67 %"]
         );
         let text = all.write(Form::Text);
         assert!(text.contains("8K cold     cold, log on persistent disk"), "{text}");
