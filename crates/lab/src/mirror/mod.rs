@@ -3,8 +3,8 @@
 //! Two nodes are two processes. Their disks are emulated ones of 500 GB of SSD persistent disk, whose
 //! latency is calibrated on this machine so that what is not mirrored comes out as published; what
 //! differs then is the mirror, the link and this machine. All set-ups take turns within each
-//! repetition, as every campaign's targets do; for each size of write the disks are others, and the
-//! nodes are started anew.
+//! repetition, as every campaign's targets do. For each size of write the disks are others; for each
+//! repetition the nodes are started anew, so that what differs from start to start is in the noise.
 //!
 //! [`published`] is what came out then, [`setup`] what is set against what, [`summary`] what came out
 //! now, [`tables`] both beside each other, [`customer`] what else was told then.
@@ -46,7 +46,13 @@ const SUITE: &str = "mirror";
 /// Warm-up and length of a measurement that calibrates, in ms.
 const PROBE_MS: (u64, u64) = (300, 1000);
 /// How often a disk is measured and its latency set anew.
-const PROBES: usize = 3;
+const PROBES: usize = 5;
+
+/// What the looks of a row take, and a start of both nodes with a first copy of all volumes, in
+/// seconds.
+const CALIBRATION_S: f64 = 10.0;
+/// See [`CALIBRATION_S`].
+const START_S: f64 = 7.0;
 
 /// What is asked.
 #[derive(Clone, Debug)]
@@ -99,10 +105,7 @@ impl Options {
 
     /// How long it takes at least, in seconds.
     pub fn seconds(&self) -> f64 {
-        let measured: f64 = ROWS.iter().map(|row| self.row_seconds(row)).sum();
-        let filled: f64 = self.all_setups().iter().map(Setup::fill_seconds).sum();
-        // Starting two nodes and copying all volumes, and the probes, for each size.
-        measured + ROWS.len() as f64 * (filled + 13.0)
+        ROWS.iter().map(|row| CALIBRATION_S + self.row_seconds(row, self.repetitions)).sum()
     }
 
     /// The disks of a row, and what the target's has to add so that the link takes its round trip:
@@ -116,13 +119,14 @@ impl Options {
         }
     }
 
-    fn row_seconds(&self, row: &Row) -> f64 {
-        let of = |hot| {
-            let setups = self.setups(hot).len();
+    /// How long so many repetitions of a row take, in seconds.
+    fn row_seconds(&self, row: &Row, repetitions: u32) -> f64 {
+        let measured = |hot| {
             let each = (self.job(row, hot).ramp_ms + self.runtime_ms) as f64 / 1e3 + 0.3;
-            f64::from(self.repetitions) * setups as f64 * each
+            self.setups(hot).len() as f64 * each
         };
-        of(true) + of(false)
+        let filled: f64 = self.all_setups().iter().map(Setup::fill_seconds).sum();
+        f64::from(repetitions) * (START_S + filled + measured(true) + measured(false))
     }
 
     /// With everything hot, and not, as far as it is asked.
@@ -190,7 +194,8 @@ pub fn run(
     let store = Store::create(&options.results, &whole)?;
     let mut ending = Ending::Complete;
     for (at, row) in ROWS.iter().enumerate() {
-        let later_s = ROWS[at + 1..].iter().map(|row| options.row_seconds(row)).sum();
+        let rows = ROWS[at + 1..].iter();
+        let later_s = rows.map(|row| options.row_seconds(row, options.repetitions)).sum();
         let mut follow = Follow { inner: &mut *watcher, later_s };
         ending = lab.row(row, &whole, &calibrated[at], &store, &mut follow)?;
         if ending == Ending::Interrupted {
@@ -251,6 +256,7 @@ impl Lab<'_> {
             published_us,
             write_latency_us: wanted_us as u64,
             way_us: None,
+            way_spread_us: None,
             loopback_us,
         };
         if !bound_by_latency {
@@ -273,6 +279,7 @@ impl Lab<'_> {
             let Some(total) = results.total else { continue };
             ways_us.push((total.latency_us.mean - found.write_latency_us as f64).max(0.0));
             found.way_us = median(&ways_us);
+            found.way_spread_us = spread(&ways_us);
             let way_us = found.way_us.unwrap_or(0.0);
             found.write_latency_us = (wanted_us - way_us).max(LATENCY_LEAST_US) as u64;
         }
@@ -289,15 +296,37 @@ impl Lab<'_> {
         watcher: &mut Follow<'_>,
     ) -> Result<Ending, Error> {
         let disks = self.options.disks(calibrated);
-        watcher.begin(&format!("starting two nodes for {}", row.size), 0.0);
         let setups = self.options.all_setups();
         self.pair.a.configure(&disks.configuration(&self.pair, 0, &setups))?;
         self.pair.b.configure(&disks.configuration(&self.pair, 1, &setups))?;
+        let (later_s, all) = (watcher.later_s, self.options.repetitions);
+        for repetition in 1..=all {
+            watcher.later_s = later_s + self.options.row_seconds(row, all - repetition);
+            let what = format!("starting two nodes for {}, {repetition} of {all}", row.size);
+            watcher.begin(&what, self.options.row_seconds(row, 1));
+            if self.repetition(row, repetition, whole, store, watcher)? == Ending::Interrupted {
+                return Ok(Ending::Interrupted);
+            }
+        }
+        Ok(Ending::Complete)
+    }
+
+    /// One repetition of it, with nodes that have done nothing yet: those before it are in the store.
+    fn repetition(
+        &mut self,
+        row: &Row,
+        repetition: u32,
+        whole: &Plan,
+        store: &Store,
+        watcher: &mut Follow<'_>,
+    ) -> Result<Ending, Error> {
+        let setups = self.options.all_setups();
         let mirrored = setups.iter().filter(|setup| setup.mirror.is_one());
         let volumes: Vec<_> = mirrored.map(|setup| setup.volume).collect();
         self.pair.start(&volumes, self.interrupt)?;
         for hot in self.options.kinds() {
-            let plan = part(whole, self.options.job(row, hot), hot);
+            let job = self.options.job(row, hot);
+            let plan = Plan { repetitions: repetition, ..part(whole, job, hot) };
             let campaign = Campaign {
                 plan: &plan,
                 store,
@@ -364,6 +393,18 @@ impl Lab<'_> {
     }
 }
 
+/// By how much the values in the middle differ: without the least and the greatest of five and more,
+/// as a median does not move with those. None of none.
+fn spread(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = match &sorted[..] {
+        [_, middle @ .., _] if middle.len() >= 3 => middle,
+        all => all,
+    };
+    Some(middle.last()? - middle.first()?)
+}
+
 /// The part of the whole that is one job on the set-ups that it suits.
 fn part(whole: &Plan, job: Job, hot: bool) -> Plan {
     let takes_part =
@@ -418,6 +459,7 @@ mod tests {
                 published_us: 2000.0,
                 write_latency_us: 1800,
                 way_us: Some(200.0),
+                way_spread_us: Some(10.0),
                 loopback_us: 90.0,
             })
             .collect();
@@ -437,12 +479,21 @@ mod tests {
     }
 
     #[test]
+    fn looks_spread_by_the_most_that_two_in_the_middle_differ() {
+        assert_eq!(spread(&[]), None);
+        assert_eq!(spread(&[140.0]), Some(0.0));
+        assert_eq!(spread(&[140.0, 151.0, 143.0]), Some(11.0));
+        assert_eq!(spread(&[140.0, 251.0, 143.0, 30.0, 141.0]), Some(3.0));
+    }
+
+    #[test]
     fn the_loopback_is_a_part_of_the_link() {
         let mut calibrated = Calibrated {
             size: "8K",
             published_us: 1935.0,
             write_latency_us: 1800,
             way_us: Some(135.0),
+            way_spread_us: Some(10.0),
             loopback_us: 89.6,
         };
         assert_eq!(options().disks(&calibrated).link_us, 210);

@@ -26,6 +26,8 @@ pub struct Calibrated {
     /// What the way to the disk and back takes on this machine, in µs; none where the disk's
     /// throughput binds.
     pub way_us: Option<f64>,
+    /// By how much the looks in the middle differed from which it was taken, in µs.
+    pub way_spread_us: Option<f64>,
     /// What a write of this size and its answer take between two processes of this machine, in µs:
     /// it is part of the link's round trip.
     pub loopback_us: f64,
@@ -188,6 +190,7 @@ impl Summary {
                 .to_owned(),
         ];
         doubts.push(self.link_doubt());
+        doubts.extend(self.calibration_doubt());
         let fewest = self.cells.iter().map(|cell| cell.repetitions).min().unwrap_or(0);
         if fewest < REPETITIONS_LEAST {
             doubts.push(format!(
@@ -223,6 +226,23 @@ impl Summary {
                 ""
             }
         )
+    }
+
+    /// What another run differs by beside the noise within one.
+    fn calibration_doubt(&self) -> Option<String> {
+        let of = |disk: &Calibrated| {
+            let spread_us = disk.way_spread_us?;
+            let percent = 100.0 * spread_us / disk.published_us;
+            Some(format!("{spread_us:.0} µs ({percent:.1} %) at {}", disk.size))
+        };
+        let spreads: Vec<_> = self.disks.iter().filter_map(of).collect();
+        (!spreads.is_empty()).then(|| {
+            format!(
+                "each run sets its disks anew, this one by the middle of looks that differed by {}: \
+                 two runs may differ by as much, beside the noise",
+                spreads.join(", ")
+            )
+        })
     }
 
     /// Where the CPUs were the limit.
@@ -332,6 +352,7 @@ pub(crate) mod tests {
             published_us: 2000.0,
             write_latency_us: 1900,
             way_us: Some(100.0),
+            way_spread_us: Some(20.0),
             loopback_us: 90.0,
         }
     }
@@ -420,5 +441,6 @@ pub(crate) mod tests {
         let busy = summary.binding();
         assert!(busy.contains("8K mirror") && busy.contains("8K cold no mirror"), "{busy}");
         assert!(doubts.contains("2 repetitions of some"), "{doubts}");
+        assert!(doubts.contains("differed by 20 µs (1.0 %) at 8K:"), "{doubts}");
     }
 }
