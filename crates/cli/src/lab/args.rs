@@ -88,7 +88,7 @@ pub struct MirrorArgs {
     /// the published disk's; of real nodes what they are, for the results
     #[arg(long, value_name = "NAME")]
     pub machine: Option<String>,
-    /// Some two minutes: what is shown is a first look, and no difference can be shown by it
+    /// Some three minutes: what is shown is a first look, and no difference can be shown by it
     #[arg(long)]
     pub short: bool,
     /// How often each is measured; 4 if not given, 1 with --short
