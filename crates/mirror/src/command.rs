@@ -404,7 +404,7 @@ impl Inner {
             return Err(RoleError::Io(error).into());
         }
         let superblock = self.local.superblock();
-        let epoch = superblock.epoch + 1;
+        let epoch = superblock.epoch.saturating_add(1);
         let told = tell_ancestors(&session, &superblock).await;
         let promoted = match told {
             Ok(()) => order(&session, Request::Promote { epoch }).await,

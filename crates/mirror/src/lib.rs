@@ -9,6 +9,7 @@ mod area;
 pub mod bitmap;
 pub mod command;
 mod connect;
+mod counter;
 pub mod decide;
 mod device;
 pub mod format;

@@ -28,6 +28,7 @@ use flagstone_runtime::{spawn_detached, time};
 
 use crate::area::Area;
 use crate::bitmap::Bitmap;
+use crate::counter;
 use crate::hot::{Cells, HotSet, Plan, Reached};
 use crate::id::Uuid;
 use crate::limits::{COOL_TICK_MS, PAGES_PER_WRITE};
@@ -337,7 +338,7 @@ impl Log {
 
     async fn write_record(&self, regions: &[u32]) -> Result<(), IoError> {
         // After a failure the same slot again: the other holds the one that stands.
-        let sequence = self.lock().sequence + 1;
+        let sequence = counter::next(self.lock().sequence)?;
         self.check_not_retired()?;
         count(&self.counters.record_writes);
         self.area.write_record(sequence, self.name, regions).await?;

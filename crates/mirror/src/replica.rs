@@ -19,6 +19,7 @@ use flagstone_runtime::spawn;
 
 use crate::area::{Area, write_page};
 use crate::bitmap::Bitmap;
+use crate::counter;
 use crate::decide::View;
 use crate::format::FormatError;
 use crate::format::log_header::LogHeader;
@@ -391,7 +392,7 @@ impl Replica {
             if inner.lock().retired {
                 return Err(IoError::Unreachable);
             }
-            let header = inner.next_header();
+            let header = inner.next_header()?;
             inner.log.area().write_header(&header).await?;
             inner.lock().header_sequence = header.sequence;
             let raise = |superblock: &mut Superblock| {
@@ -492,15 +493,15 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next_header(&self) -> LogHeader {
+    fn next_header(&self) -> Result<LogHeader, IoError> {
         let state = self.lock();
-        LogHeader {
-            sequence: state.header_sequence + 1,
+        Ok(LogHeader {
+            sequence: counter::next(state.header_sequence)?,
             log: state.superblock.log,
             replica: state.superblock.replica,
-            incarnation: state.superblock.incarnation + 1,
+            incarnation: counter::next(state.superblock.incarnation)?,
             shape: state.superblock.shape,
-        }
+        })
     }
 
     async fn write_superblock<T: 'static>(
@@ -511,7 +512,7 @@ impl Inner {
         let mut next = self.lock().superblock.clone();
         let value = change(&mut next);
         // After a failure the same slot again: the other holds the one that counts.
-        next.sequence += 1;
+        next.sequence = counter::next(next.sequence)?;
         let inner = self.clone();
         to_the_end(async move {
             if inner.lock().retired {
@@ -536,8 +537,8 @@ async fn renew(
     area: &Area,
     superblock: &mut Superblock,
 ) -> Result<Recovered, IoError> {
+    superblock.sequence = counter::next(superblock.sequence)?;
     let made = make(area, superblock.replica, 1, true).await?;
-    superblock.sequence += 1;
     (superblock.log, superblock.incarnation) = (made.start.name, 1);
     let at = layout.superblocks[(superblock.sequence & 1) as usize];
     write_page(device, at, &superblock.encode()).await?;

@@ -17,6 +17,7 @@ use flagstone_runtime::buf;
 
 use crate::area::{Area, write_page};
 use crate::bitmap::Bitmap;
+use crate::counter;
 use crate::format::FormatError;
 use crate::format::log_header::LogHeader;
 use crate::format::superblock::Superblock;
@@ -33,7 +34,7 @@ async fn put(
     layout: &Layout,
     superblock: &mut Superblock,
 ) -> Result<(), IoError> {
-    superblock.sequence += 1;
+    superblock.sequence = counter::next(superblock.sequence)?;
     let at = layout.superblocks[(superblock.sequence & 1) as usize];
     write_page(device, at, &superblock.encode()).await
 }
@@ -61,7 +62,7 @@ pub(crate) async fn follow_device(
         copy(device, old.log, new.log, log_layout(&shape).total_bytes).await?;
     }
     // The one slot first: what an earlier life of the device left there may have any sequence.
-    let next = ((superblock.sequence + 1) & 1) as usize;
+    let next = (counter::next(superblock.sequence)? & 1) as usize;
     write_page(device, new.superblocks[1 - next], &[0; PAGE_BYTES]).await?;
     (superblock.device_bytes, superblock.moved_from) = (new.end(), end);
     put(device, &new, &mut superblock).await?;
@@ -146,10 +147,10 @@ pub(crate) async fn resize(
         first = end;
     }
     // What was hot is set, and durable now.
-    area.write_record(start.sequence + 1, start.name, &[]).await?;
+    area.write_record(counter::next(start.sequence)?, start.name, &[]).await?;
     if grows {
         let header = LogHeader {
-            sequence: recovered.header_sequence + 1,
+            sequence: counter::next(recovered.header_sequence)?,
             log: superblock.log,
             replica: superblock.replica,
             incarnation: superblock.incarnation,

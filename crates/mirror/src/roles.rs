@@ -17,10 +17,11 @@ use crate::peer::{About, Request, order};
 /// Epochs are dealt out to so many replicas: the own and two peers, and one for good measure.
 const EPOCH_STRIDE: u64 = 4;
 
-/// The next epoch of the replica that is `rank`-th of its volume, after all that were seen.
+/// The next epoch of the replica that is `rank`-th of its volume, after all that were seen. There is
+/// none after the last number, which only a forged one comes near: it is never an earlier one.
 pub(crate) fn next_epoch(seen: u64, rank: u64) -> u64 {
-    let first = seen - seen % EPOCH_STRIDE + rank % EPOCH_STRIDE;
-    if first > seen { first } else { first + EPOCH_STRIDE }
+    let first = (seen - seen % EPOCH_STRIDE).saturating_add(rank % EPOCH_STRIDE);
+    if first > seen { first } else { first.saturating_add(EPOCH_STRIDE) }
 }
 
 /// A change of role under way; ended when dropped.
@@ -276,6 +277,17 @@ mod tests {
                 let next = next_epoch(seen, rank);
                 assert!(next > seen && next <= seen + EPOCH_STRIDE);
                 assert_eq!(next % EPOCH_STRIDE, rank);
+            }
+        }
+    }
+
+    #[test]
+    fn no_epoch_is_before_a_forged_one() {
+        for below in 0..2 * EPOCH_STRIDE {
+            for rank in 0..EPOCH_STRIDE {
+                let seen = u64::MAX - below;
+                let next = next_epoch(seen, rank);
+                assert!(next > seen || seen == u64::MAX || next == u64::MAX, "{seen}: {next}");
             }
         }
     }
