@@ -8,6 +8,7 @@
 //! Files `seed-…` in `fuzz/corpus/TARGET` are overwritten; others, found by fuzzing, stay.
 
 mod bench;
+mod mirror;
 mod nbd;
 mod nvme;
 mod text;
@@ -38,6 +39,7 @@ fn main() -> io::Result<()> {
     nbd::handshakes(&corpus)?;
     nbd::requests(&corpus)?;
     nbd::tampered(&corpus)?;
+    mirror::replicas(&corpus)?;
     bench::fio(&corpus)?;
     bench::diskspd(&corpus)?;
     text::configurations(&corpus)?;
