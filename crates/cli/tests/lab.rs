@@ -82,10 +82,11 @@ fn a_mirror_beside_the_published_one() {
     for row in table {
         assert!(row["mirror"]["mib_per_s"].as_f64().expect("a number") > 0.0);
         assert!(row["plain"]["latency_ms"].as_f64().expect("a number") > 0.0);
+        assert!(row["far"]["latency_ms"].as_f64().expect("a number") > 0.0);
         assert!(row["link"]["latency_percent"].is_number());
     }
-    // Seven with everything hot, four cold, of three sizes.
-    assert_eq!(summary["cells"].as_array().expect("cells").len(), 33);
+    // Eight with everything hot, four cold, of three sizes.
+    assert_eq!(summary["cells"].as_array().expect("cells").len(), 36);
     let report = lab.report();
     assert!(report.contains("EMULATED") && report.contains("SIOS DataKeeper"));
     assert!(report.contains("plot-lab-mirror-by-size") && report.contains("as SIOS published it"));
