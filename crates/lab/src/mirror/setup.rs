@@ -77,7 +77,7 @@ pub enum Mirror {
     /// None.
     None,
     /// None: the disk is at the target, and the source reaches it over the link. What a write there
-    /// takes is the longer leg of a mirror, and no mirror over this link and these CPUs is faster.
+    /// takes is the longer leg of a mirror: none over this link and these CPUs is faster, but for noise.
     Far,
     /// Both sides have it durably when it is complete.
     SyncDisk,
