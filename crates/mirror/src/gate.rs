@@ -11,7 +11,7 @@ use flagstone_blockdev::IoError;
 use crate::limits::PEERS_MAX;
 use crate::mirror::{Inner, Leg, LegState, Mirror, State};
 use crate::options::{Mode, PeerOptions};
-use crate::order::Order;
+use crate::order::Span;
 use crate::peer::SharedSession;
 use crate::queue::{Place, Queue, WhenFull};
 use crate::state::Wish;
@@ -50,7 +50,7 @@ pub(crate) enum LegGoing {
     /// Waits for it.
     Send(Sending),
     /// Leaves it to the queue.
-    Queue(Sending, Place, Order),
+    Queue(Sending, Place, Span),
 }
 
 /// A call to a session.
@@ -129,8 +129,8 @@ impl Inner {
             Mode::Async => match leg.queue().push(len, Inner::now_ns()) {
                 Some(place) => {
                     let parts = data_bytes.div_ceil(session.transfer_bytes()).max(1);
-                    let order = own.numbering.begin(parts as u32);
-                    LegGoing::Queue(sending, place, order)
+                    let span = own.numbering.begin(parts as u32);
+                    LegGoing::Queue(sending, place, span)
                 }
                 // There was room a moment ago, and others only make room.
                 None => unreachable!("the queue fills under the state's lock alone"),

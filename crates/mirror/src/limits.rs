@@ -77,9 +77,10 @@ pub const COPIES: usize = 16;
 /// Longest range of one question for checksums, in bytes.
 pub const CHECK_BYTES: u64 = 1 << 20;
 
-/// Order epochs in hand at the target: a source sends at most [`QUEUE_WRITES`] before the oldest is
-/// acknowledged, each in an epoch of its own at worst. 16 B each.
-pub const ORDER_EPOCHS_MAX: u64 = 2 * QUEUE_WRITES as u64;
+/// Numbers of ordered writes from the oldest that has not completed on, at the target: a source
+/// sends at most [`QUEUE_WRITES`] before that is acknowledged, and what is longer than a transfer is
+/// several. What waits for its turn takes some 60 B each.
+pub const ORDER_WINDOW: u32 = 4 * QUEUE_WRITES as u32;
 /// Writes in an asynchronous queue, at most: with some 500 B each for the task that sends it, 8 MiB.
 pub const QUEUE_WRITES: usize = 16_384;
 /// Bytes in an asynchronous queue by default: half a second of 128 MB/s. Payloads are pooled

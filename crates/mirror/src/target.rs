@@ -113,7 +113,7 @@ impl TargetSession {
             Finish::new(async move {
                 let _served = served;
                 call(&inner).await?;
-                let done = lock(&gate).completed(order.epoch);
+                let done = lock(&gate).completed(order.number);
                 while let Some(waker) = { lock(&gate).next_to_wake() } {
                     waker.wake();
                 }
@@ -261,7 +261,7 @@ async fn turn(
     order: Order,
 ) -> Result<(), IoError> {
     poll_fn(|cx| {
-        if lock(gate).may_start(order.epoch, cx.waker()) {
+        if lock(gate).may_start(order, cx.waker()) {
             return Poll::Ready(Ok(()));
         }
         let here = inner.lock().attached.is_some_and(|attached| attached.session == number);

@@ -293,9 +293,9 @@ async fn land(inner: &Arc<Inner>, flight: &Flight) -> Landed {
             LegGoing::Send(sending) => {
                 remote[index] = Some(flight.op.to_session(sending, range, flight.fua, None));
             }
-            LegGoing::Queue(sending, place, order) => {
+            LegGoing::Queue(sending, place, span) => {
                 let letter = Letter { leg: index, sending: sending.clone(), place: *place };
-                let (inner, op, order) = (inner.clone(), flight.op.clone(), *order);
+                let (inner, op, order) = (inner.clone(), flight.op.clone(), span.first);
                 spawn_detached(deliver(inner, letter, op, range, order));
             }
         }
@@ -355,6 +355,8 @@ async fn settle(inner: &Arc<Inner>, flight: &Flight, landed: &Landed) -> Result<
 }
 
 async fn record(inner: &Arc<Inner>, flight: &Flight, landed: &Landed) -> Result<(), IoError> {
+    // Also of one that fails: to be waited for costs little, and it may still go on elsewhere.
+    inner.complete_orders(&flight.going);
     let (mut whole, mut lacking) = (None, false);
     for (leg, said) in landed.remote.iter().enumerate() {
         let LegGoing::Send(sending) = &flight.going.legs[leg] else { continue };
@@ -372,7 +374,6 @@ async fn record(inner: &Arc<Inner>, flight: &Flight, landed: &Landed) -> Result<
         }
     }
     let Err(error) = landed.local.unwrap_or(Err(IoError::WriteFault)) else {
-        inner.complete_orders(&flight.going);
         return if lacking { inner.record_difference().await } else { Ok(()) };
     };
     let gone_on = inner.go_on_without_local(whole, error).await;
@@ -411,11 +412,11 @@ impl Inner {
     /// The write has completed towards its host, as far as the order of later ones is concerned.
     fn complete_orders(&self, going: &Going) {
         for (leg, going) in going.legs.iter().enumerate() {
-            if let LegGoing::Queue(sending, _, order) = going {
+            if let LegGoing::Queue(sending, _, span) = going {
                 let mut state = self.lock();
                 let own = &mut state.legs[leg];
                 if own.serial == sending.serial {
-                    own.numbering.completed(order.epoch);
+                    own.numbering.completed(*span);
                 }
             }
         }

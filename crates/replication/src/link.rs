@@ -180,12 +180,13 @@ impl Way {
         }
     }
 
-    /// One command, of `len` bytes as they are written.
-    fn submit(&self, offset: u64, len: u64, load: Load) -> IoFuture<()> {
+    /// One command, the `part`-th of its write, of `len` bytes as they are written.
+    fn submit(&self, part: u32, (offset, len): (u64, u64), load: Load) -> IoFuture<()> {
         self.link.count(len, load.sent_bytes());
-        let How { fua, order, .. } = self.how;
+        let order = self.how.order.map(|order| order.part(part));
+        let fua = self.how.fua;
         match load {
-            Load::Plain(data) => plain(&self.session, offset, data, self.how),
+            Load::Plain(data) => plain(&self.session, offset, data, How { order, ..self.how }),
             Load::Compressed(compressed) => {
                 self.session.write_compressed(offset, len, compressed, fua, order)
             }
@@ -197,7 +198,7 @@ impl Way {
         let len = data.len() as u64;
         let load = Load::new(self.codec, data);
         self.turn(load.sent_bytes()).await?;
-        self.submit(offset, len, load).await
+        self.submit(0, (offset, len), load).await
     }
 
     /// A write that keeps no order, part by part: others may go between.
@@ -213,7 +214,7 @@ impl Way {
                 flying.fail(error);
                 break;
             }
-            flying.begin(self.submit(offset + at, len, load)).await;
+            flying.begin(self.submit(0, (offset + at, len), load)).await;
         }
         flying.all().await
     }
@@ -228,8 +229,8 @@ impl Way {
         drop(data);
         self.turn(loads.iter().map(|(.., load)| load.sent_bytes()).sum()).await?;
         let mut flying = Flying::default();
-        for (at, len, load) in loads {
-            flying.begin(self.submit(offset + at, len, load)).await;
+        for (part, (at, len, load)) in (0..).zip(loads) {
+            flying.begin(self.submit(part, (offset + at, len), load)).await;
         }
         flying.all().await
     }

@@ -97,11 +97,11 @@ pub(crate) fn from_wire(request: wire::Request) -> Request {
 }
 
 pub(crate) fn order_to_wire(order: Order) -> wire::Order {
-    wire::Order { epoch: order.epoch, before: order.before }
+    wire::Order { number: order.number, beside: order.beside }
 }
 
 pub(crate) fn order_from_wire(order: wire::Order) -> Order {
-    Order { epoch: order.epoch, before: order.before }
+    Order { number: order.number, beside: order.beside }
 }
 
 /// Writes a reply into `place`, as long as the request's; false when it does not fit.

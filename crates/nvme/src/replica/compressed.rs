@@ -15,6 +15,8 @@ use crate::wire::U32;
 
 /// What one Compressed Write inflates to at most, in bytes.
 pub const INFLATED_MAX_BYTES: u64 = 1 << 20;
+/// In the dword of the codec: it has an order.
+const ORDERED: u32 = 1 << 31;
 /// Compressed bytes are filled up to a multiple of so many.
 pub const COMPRESSED_ALIGN_BYTES: usize = 4;
 
@@ -84,7 +86,8 @@ impl CompressedWrite {
     pub fn command(&self, cid: u16, nsid: u32, data: SglDescriptor) -> Sqe {
         let mut command = Sqe::write(cid, nsid, self.range, self.fua, data);
         command.opcode = io::COMPRESSED_WRITE.0;
-        command.cdw2 = U32::new(self.codec.code());
+        let ordered = if self.order.is_some() { ORDERED } else { 0 };
+        command.cdw2 = U32::new(self.codec.code() | ordered);
         command.cdw3 = U32::new(self.compressed_bytes);
         if let Some(order) = self.order {
             order.put(&mut command);
@@ -95,19 +98,19 @@ impl CompressedWrite {
     /// Reads the command.
     ///
     /// # Errors
-    /// Invalid Field, with do not retry, of a codec that is not known, of no data, of an order that
-    /// cannot be and of any bit that is reserved.
+    /// Invalid Field, with do not retry, of a codec that is not known, of no data and of any bit that
+    /// is reserved.
     pub fn parse(command: &Sqe) -> Result<CompressedWrite, Status> {
-        let code = command.cdw2.get();
+        let code = command.cdw2.get() & !ORDERED;
         let codec = Codec::ALL.into_iter().find(|codec| codec.code() == code).ok_or(INVALID)?;
         let compressed_bytes = command.cdw3.get();
         if command.cdw12.get() & !(FUA | 0xffff) != 0 || compressed_bytes == 0 {
             return Err(INVALID);
         }
-        let dwords = [command.cdw13, command.cdw14, command.cdw15];
-        let order = match dwords.iter().all(|dword| dword.get() == 0) {
-            true => None,
-            false => Some(Order::parse(command)?),
+        let order = match command.cdw2.get() & ORDERED != 0 {
+            true => Some(Order::parse(command)),
+            false if Order::parse(command) == (Order { number: 0, beside: 0 }) => None,
+            false => return Err(INVALID),
         };
         let fields = BlockCommand::parse(command);
         Ok(CompressedWrite {
@@ -123,14 +126,12 @@ impl CompressedWrite {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Wire;
+    use crate::wire::{U64, Wire};
     use proptest::prelude::*;
 
     fn any_order() -> impl Strategy<Value = Option<Order>> {
-        proptest::option::of((1u64.., 1u32..).prop_map(|(epoch, before)| Order {
-            epoch,
-            before: if epoch == 1 { 0 } else { before },
-        }))
+        let any = (any::<u32>(), any::<u128>());
+        proptest::option::of(any.prop_map(|(number, beside)| Order { number, beside }))
     }
 
     #[test]
@@ -140,14 +141,16 @@ mod tests {
             fua: true,
             codec: Codec::Zstd,
             compressed_bytes: 321,
-            order: Some(Order { epoch: 0x5_0000_0006, before: 7 }),
+            order: Some(Order { number: 7, beside: 0x8_0000_0005_0000_0006 }),
         };
         assert_eq!(write.sent_bytes(), Some(324));
         let command = write.command(1, 1, SglDescriptor::transport(324));
-        assert_eq!((command.opcode, command.cdw2.get(), command.cdw3.get()), (0x85, 2, 321));
+        assert_eq!((command.opcode, command.cdw3.get()), (0x85, 321));
+        assert_eq!(command.cdw2.get(), 0x8000_0002);
         assert_eq!((command.cdw10.get(), command.cdw11.get()), (2, 1));
         assert_eq!((command.cdw12.get(), command.cdw13.get()), (0x4000_0007, 7));
         assert_eq!((command.cdw14.get(), command.cdw15.get()), (6, 5));
+        assert_eq!(command.metadata.get(), 8);
     }
 
     #[test]
@@ -172,9 +175,10 @@ mod tests {
             |command| command.cdw2 = U32::new(0x101),
             |command| command.cdw3 = U32::new(0),
             |command| command.cdw12 = U32::new(1 << 25),
-            // An order epoch that has none before it, but is not the first.
+            // A place in the order of one that has none.
             |command| command.cdw14 = U32::new(2),
             |command| command.cdw13 = U32::new(1),
+            |command| command.metadata = U64::new(1),
         ] {
             assert_eq!(with(change), Err(INVALID));
         }
@@ -202,7 +206,7 @@ mod tests {
         fn any_command_is_read_or_refused(bytes: [u8; 64]) {
             let command = Sqe::view(&bytes).unwrap();
             if let Ok(write) = CompressedWrite::parse(command) {
-                prop_assert!(write.compressed_bytes > 0 && command.cdw2.get() <= 2);
+                prop_assert!(write.compressed_bytes > 0 && command.cdw2.get() & !ORDERED <= 2);
             }
         }
     }

@@ -1,9 +1,9 @@
-//! Writes that keep an order: as Write and Write Zeroes, with an order epoch in dwords that those
+//! Writes that keep an order: as Write and Write Zeroes, with their place in it in dwords that those
 //! leave free.
 //!
-//! Writes that were under way together share an order epoch; one that began after another had
-//! completed has a later one. Each tells how many writes the epoch before it has, so a target needs
-//! no round trip to know when the one before is complete, in whatever order they arrive.
+//! Each has a number, one more than the one before it, and names those before it that were under way
+//! when it began. The target starts it when all others before it have completed, in whatever order
+//! they arrive: no round trip is needed to know that.
 
 use super::io;
 use crate::command::Sqe;
@@ -11,15 +11,15 @@ use crate::command::io::{BlockCommand, BlockRange};
 use crate::opcode::IoOpcode;
 use crate::sgl::SglDescriptor;
 use crate::status::Status;
-use crate::wire::U32;
+use crate::wire::{U32, U64};
 
 /// Where a write stands in the order of its attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// Its order epoch; the first of an attachment is 1.
-    pub epoch: u64,
-    /// Writes of the epoch before it; 0 of the first.
-    pub before: u32,
+    /// Its number, modulo 2^32; the first of an attachment is 1.
+    pub number: u32,
+    /// Those before it that it need not wait for: bit `i` is number `number - 1 - i`.
+    pub beside: u128,
 }
 
 /// Force unit access.
@@ -29,21 +29,25 @@ const DEALLOCATE: u32 = 1 << 25;
 pub(super) const INVALID: Status = Status::INVALID_FIELD.dnr();
 
 impl Order {
-    pub(super) fn parse(command: &Sqe) -> Result<Order, Status> {
-        let (low, high) = (command.cdw14.get(), command.cdw15.get());
-        let order =
-            Order { epoch: u64::from(low) | u64::from(high) << 32, before: command.cdw13.get() };
-        // The first has none before it, and each other has at least one.
-        if order.epoch == 0 || (order.epoch == 1) != (order.before == 0) {
-            return Err(INVALID);
-        }
-        Ok(order)
+    pub(super) fn parse(command: &Sqe) -> Order {
+        let near = u64::from(command.cdw14.get()) | u64::from(command.cdw15.get()) << 32;
+        let beside = u128::from(near) | u128::from(command.metadata.get()) << 64;
+        Order { number: command.cdw13.get(), beside }
     }
 
     pub(super) fn put(self, command: &mut Sqe) {
-        command.cdw13 = U32::new(self.before);
-        command.cdw14 = U32::new(self.epoch as u32);
-        command.cdw15 = U32::new((self.epoch >> 32) as u32);
+        command.cdw13 = U32::new(self.number);
+        command.cdw14 = U32::new(self.beside as u32);
+        command.cdw15 = U32::new((self.beside >> 32) as u32);
+        command.metadata = U64::new((self.beside >> 64) as u64);
+    }
+
+    /// The place of the `index`-th command of a write that takes several: beside all of it before.
+    #[must_use]
+    pub fn part(self, index: u32) -> Order {
+        let own = 1u128.checked_shl(index).map_or(u128::MAX, |next| next - 1);
+        let earlier = self.beside.checked_shl(index).unwrap_or(0);
+        Order { number: self.number.wrapping_add(index), beside: earlier | own }
     }
 }
 
@@ -71,18 +75,18 @@ impl OrderedWrite {
     /// Reads the command.
     ///
     /// # Errors
-    /// Invalid Field, with do not retry, of an order that cannot be and of any bit that is reserved.
+    /// Invalid Field, with do not retry, of any bit that is reserved.
     pub fn parse(command: &Sqe) -> Result<OrderedWrite, Status> {
         let reserved = command.cdw12.get() & !(FUA | 0xffff);
         if reserved != 0 || command.cdw2.get() != 0 || command.cdw3.get() != 0 {
             return Err(INVALID);
         }
         let fields = BlockCommand::parse(command);
-        Ok(OrderedWrite { range: fields.range, fua: fields.fua(), order: Order::parse(command)? })
+        Ok(OrderedWrite { range: fields.range, fua: fields.fua(), order: Order::parse(command) })
     }
 }
 
-/// Ordered Write Zeroes (84h). Of any length: all of it is one write of its order epoch.
+/// Ordered Write Zeroes (84h). Of any length: all of it has one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OrderedZeroes {
     /// First block.
@@ -117,8 +121,7 @@ impl OrderedZeroes {
     /// Reads the command.
     ///
     /// # Errors
-    /// Invalid Field, with do not retry, of no blocks, of an order that cannot be and of any bit
-    /// that is reserved.
+    /// Invalid Field, with do not retry, of no blocks and of any bit that is reserved.
     pub fn parse(command: &Sqe) -> Result<OrderedZeroes, Status> {
         let options = command.cdw12.get();
         let blocks = u64::from(command.cdw2.get()) | u64::from(command.cdw3.get()) << 32;
@@ -127,7 +130,7 @@ impl OrderedZeroes {
             return Err(INVALID);
         }
         let (fua, deallocate) = (options & FUA != 0, options & DEALLOCATE != 0);
-        Ok(OrderedZeroes { start, blocks, fua, deallocate, order: Order::parse(command)? })
+        Ok(OrderedZeroes { start, blocks, fua, deallocate, order: Order::parse(command) })
     }
 
     /// Checks it against a namespace of `namespace_blocks` blocks.
@@ -149,21 +152,19 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_order() -> impl Strategy<Value = Order> {
-        (1u64.., 1u32..).prop_map(|(epoch, before)| Order {
-            epoch,
-            before: if epoch == 1 { 0 } else { before },
-        })
+        (any::<u32>(), any::<u128>()).prop_map(|(number, beside)| Order { number, beside })
     }
 
     #[test]
     fn bits_are_where_the_document_has_them() {
-        let order = Order { epoch: 0x5_0000_0006, before: 7 };
+        let order = Order { number: 7, beside: 0x9_0000_0008_0000_0005_0000_0006 };
         let range = BlockRange::new(0x1_0000_0002, 8).unwrap();
         let write = OrderedWrite { range, fua: true, order };
         let command = write.command(1, 1, SglDescriptor::transport(4096));
         assert_eq!((command.opcode, command.cdw10.get(), command.cdw11.get()), (0x81, 2, 1));
         assert_eq!((command.cdw12.get(), command.cdw13.get()), (0x4000_0007, 7));
         assert_eq!((command.cdw14.get(), command.cdw15.get()), (6, 5));
+        assert_eq!(command.metadata.get(), 0x9_0000_0008);
         let zeroes =
             OrderedZeroes { start: 2, blocks: 1 << 32, fua: false, deallocate: true, order };
         let command = zeroes.command(1, 1);
@@ -174,12 +175,13 @@ mod tests {
     }
 
     #[test]
-    fn orders_that_cannot_be_are_refused() {
-        for (epoch, before) in [(0, 0), (0, 1), (1, 1), (2, 0)] {
-            let mut command = Sqe::flush(1, 1);
-            Order { epoch, before }.put(&mut command);
-            assert_eq!(OrderedWrite::parse(&command), Err(INVALID), "{epoch} {before}");
-        }
+    fn parts_of_a_write_go_beside_each_other() {
+        let whole = Order { number: u32::MAX, beside: 0b10 };
+        assert_eq!(whole.part(0), whole);
+        assert_eq!(whole.part(1), Order { number: 0, beside: 0b101 });
+        assert_eq!(whole.part(3), Order { number: 2, beside: 0b1_0111 });
+        assert_eq!(whole.part(128), Order { number: 127, beside: u128::MAX });
+        assert_eq!(whole.part(127).beside, u128::MAX >> 1, "what it was beside is out of sight");
     }
 
     proptest! {
@@ -204,7 +206,8 @@ mod tests {
         fn any_command_is_read_or_refused(bytes: [u8; 64], namespace_blocks: u64) {
             let command = Sqe::view(&bytes).unwrap();
             if let Ok(write) = OrderedWrite::parse(command) {
-                prop_assert!(write.order.epoch > 0 && command.cdw2.get() == 0);
+                prop_assert_eq!(command.cdw2.get(), 0);
+                prop_assert_eq!(write.order.number, command.cdw13.get());
             }
             if let Ok(zeroes) = OrderedZeroes::parse(command)
                 && zeroes.check_within(namespace_blocks).is_ok()

@@ -8,14 +8,16 @@ pub const BASES: usize = 4;
 /// Generations of the past, in [`About`].
 pub const HISTORY: usize = 16;
 /// Version of the layout of [`About`].
-const VERSION: u16 = 1;
+///
+/// Version 2 names what a write was beside; 1 had order epochs.
+const VERSION: u16 = 2;
 /// Smallest and largest part of a volume that a bit stands for, in bytes.
 const BIT_BYTES: std::ops::RangeInclusive<u32> = 4 << 10..=16 << 20;
 
 wire! {
     /// Data of Replica Identify.
     pub struct About [512] {
-        /// Version of this layout: 1.
+        /// Version of this layout: 2.
         0 => pub version: U16,
         /// See [`Role`].
         2 => pub role: u8,
@@ -62,7 +64,7 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AboutError {
     /// A layout of another version.
-    #[error("the peer describes its replica in version {0}, not 1: is it another release?")]
+    #[error("the peer describes its replica in version {0}, not 2: is it another release?")]
     Version(u16),
     /// Something out of its range: which.
     #[error("the peer's {0} cannot be")]
@@ -220,7 +222,7 @@ mod tests {
             change(&mut about);
             about.check()
         };
-        assert_eq!(with(|about| about.version = U16::new(2)), Err(AboutError::Version(2)));
+        assert_eq!(with(|about| about.version = U16::new(1)), Err(AboutError::Version(1)));
         for (field, change) in [
             ("role", (|about| about.role = 2) as fn(&mut About)),
             ("state", |about| about.flags = 0x40),

@@ -389,7 +389,7 @@ impl Io {
         }
     }
 
-    /// Writes when it is its turn: a command for each transfer, all of the same order.
+    /// Writes when it is its turn: a command for each transfer, each with a number of its own.
     pub(super) fn submit_ordered(
         self,
         offset: u64,
@@ -415,8 +415,8 @@ impl Io {
         self.change_in(Line::InOrder, command, Data::Out(data))
     }
 
-    /// All at once: a write of a later order epoch waits at the target for every piece, so that
-    /// none of them may wait for a slot that such a write has.
+    /// All at once: a later write may wait at the target for every piece, so that none of them may
+    /// wait for a slot that such a write has.
     async fn ordered_pieces(
         self,
         offset: u64,
@@ -426,9 +426,11 @@ impl Io {
     ) -> Result<(), IoError> {
         let transfer = u64::from(self.shape.transfer_bytes);
         let mut pieces = Pieces::new(offset, data.len() as u64, transfer);
+        let mut parts = 0..;
         run_at_once(|| {
             let (at, len) = pieces.next()?;
             let start = (at - offset) as usize;
+            let order = order.part(parts.next()?);
             Some(self.ordered(at, data.slice(start..start + len as usize), fua, order))
         })
         .await
