@@ -5,12 +5,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::task::Poll;
+use std::time::Duration;
 
 use flagstone_blockdev::{IoError, IoFuture};
 use flagstone_mirror::peer::LinkStatus;
 use flagstone_nvme::replica::{Codec, Order};
 use flagstone_nvmf::host::{Compressed, RemoteSession};
-use flagstone_runtime::{Buf, task};
+use flagstone_runtime::{Buf, task, time};
 
 use crate::bandwidth::{Bandwidth, Class};
 use crate::codec::compress;
@@ -23,6 +24,8 @@ pub struct LinkOptions {
     pub compression: Option<Codec>,
     /// A cap, which others may share.
     pub bandwidth: Option<Arc<Bandwidth>>,
+    /// Each answer comes so much later, as over a longer link.
+    pub emulate_rtt: Duration,
 }
 
 /// Nothing was heard of the peer's codecs yet. No bit of a codec.
@@ -85,6 +88,19 @@ impl Link {
             data_bytes: self.data_bytes.load(Ordering::Relaxed),
             sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
         }
+    }
+
+    /// The same call, answered as late as over the link that is emulated.
+    pub(crate) fn late<T: 'static>(&self, call: IoFuture<T>) -> IoFuture<T> {
+        let rtt = self.options.emulate_rtt;
+        if rtt.is_zero() {
+            return call;
+        }
+        IoFuture::later(async move {
+            let answer = call.await;
+            time::sleep(rtt).await;
+            answer
+        })
     }
 
     fn count(&self, data_bytes: u64, sent_bytes: u64) {
@@ -292,7 +308,7 @@ mod tests {
     #[test]
     fn a_peer_that_cannot_inflate_is_sent_data_as_it_is() {
         let compression = Some(Codec::Zstd);
-        let link = Link::new(LinkOptions { compression, bandwidth: None });
+        let link = Link::new(LinkOptions { compression, ..LinkOptions::default() });
         let found = |link: &Link| (link.codec(), link.status().is_declined);
         assert_eq!(found(&link), (None, false), "nothing is known of it yet");
         // A peer of an earlier version says nothing of codecs.

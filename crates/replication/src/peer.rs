@@ -78,7 +78,7 @@ impl NvmeSession {
         order: Option<Order>,
     ) -> IoFuture<()> {
         let how = How { fua, order: order.map(words::order_to_wire), class };
-        link::send(&self.link, &self.session, offset, data, how)
+        self.link.late(link::send(&self.link, &self.session, offset, data, how))
     }
 }
 
@@ -99,7 +99,7 @@ impl Session for NvmeSession {
         };
         let (answer, session) = (self.session.admin(command, data), self.session.clone());
         let link = self.link.clone();
-        IoFuture::later(async move {
+        self.link.late(IoFuture::later(async move {
             let answer = answer.await?;
             if answer.status.is_success() {
                 let data = answer.data.as_deref().unwrap_or_default();
@@ -116,11 +116,11 @@ impl Session for NvmeSession {
             tracing::warn!("the peer answers {request:?} with {}", answer.status);
             session.close();
             Err(IoError::Unreachable)
-        })
+        }))
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        self.session.read(offset, buf)
+        self.link.late(self.session.read(offset, buf))
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()> {
@@ -138,12 +138,12 @@ impl Session for NvmeSession {
         flags: ZeroFlags,
         order: Option<Order>,
     ) -> IoFuture<()> {
-        match order {
+        self.link.late(match order {
             None => self.session.write_zeroes(offset, len, flags),
             Some(order) => {
                 self.session.write_zeroes_ordered(offset, len, flags, words::order_to_wire(order))
             }
-        }
+        })
     }
 
     fn transfer_bytes(&self) -> u64 {
@@ -151,7 +151,7 @@ impl Session for NvmeSession {
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.session.flush()
+        self.link.late(self.session.flush())
     }
 
     fn lost(&self) -> IoFuture<()> {

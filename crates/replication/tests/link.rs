@@ -206,7 +206,7 @@ impl World {
 /// source that comes back is brought up to date over the same link, the other way round.
 fn a_volume_survives_its_node(mode: Mode, compression: Option<Codec>) {
     for seed in 1..=4 {
-        let link = LinkOptions { compression, bandwidth: None };
+        let link = LinkOptions { compression, ..LinkOptions::default() };
         let world = World::with_link(seed, mode, link);
         world.until_mirroring(0);
         for block in 0..32u8 {
@@ -291,6 +291,7 @@ fn long_writes_keep_their_order_compressed_and_under_a_cap() {
         long_writes(|| LinkOptions {
             compression: codec,
             bandwidth: Some(Bandwidth::new(1 << 20)),
+            ..LinkOptions::default()
         });
     }
 }
@@ -321,7 +322,7 @@ fn a_cap_on_the_link_holds() {
     const CAP: u64 = 128 << 10;
     for mode in [Mode::Sync, Mode::Async] {
         let bandwidth = Some(Bandwidth::new(CAP));
-        let world = World::with_link(5, mode, LinkOptions { compression: None, bandwidth });
+        let world = World::with_link(5, mode, LinkOptions { bandwidth, ..LinkOptions::default() });
         world.until_mirroring(0);
         world.sim.run_for(Duration::from_secs(10));
         let sent = |world: &World| world.link_status(0).sent_bytes;
@@ -342,6 +343,30 @@ fn a_cap_on_the_link_holds() {
         assert_eq!(world.mirror(0).state(0), MirrorState::Mirroring);
         world.fail_over_to(1);
         for block in 0..128u8 {
+            assert_eq!(world.read(1, u64::from(block) * 4096), block + 1, "{mode:?}");
+        }
+    }
+}
+
+/// Hosts of a synchronous mirror wait for each round trip of a longer link; those of an asynchronous
+/// one for none, and what follows from each other follows it to the target without waiting for it.
+#[test]
+fn a_longer_link_is_waited_for_by_hosts_of_a_synchronous_mirror_alone() {
+    const RTT: Duration = Duration::from_millis(50);
+    const WRITES: u8 = 32;
+    for mode in [Mode::Sync, Mode::Async] {
+        let link = LinkOptions { emulate_rtt: RTT, ..LinkOptions::default() };
+        let world = World::with_link(6, mode, link);
+        world.until_mirroring(0);
+        let began = world.sim.now();
+        for block in 0..WRITES {
+            world.write(0, u64::from(block) * 4096, block + 1);
+        }
+        let waited = world.sim.now() - began >= RTT * u32::from(WRITES);
+        assert_eq!(waited, mode == Mode::Sync, "{:?}", world.sim.now() - began);
+        world.sim.run_for(RTT + Duration::from_millis(200));
+        world.fail_over_to(1);
+        for block in 0..WRITES {
             assert_eq!(world.read(1, u64::from(block) * 4096), block + 1, "{mode:?}");
         }
     }

@@ -105,6 +105,7 @@ pub(crate) fn read_mirror(
         bitmap: bitmap.as_ref().map(|bitmap| bitmap.value.clone()),
         bitmap_layers: read_bitmap_layers(reader, title, catalogues),
         intent: read_intent(reader),
+        emulate_rtt: reader.time("emulate_rtt").map(|rtt| rtt.value).unwrap_or_default(),
         queue_bytes: reader.size_or_default("queue").value,
         when_queue_full: match reader.choice("when_queue_full").as_str() {
             "track" => WhenFull::Track,

@@ -175,6 +175,8 @@ pub struct Mirror {
     pub bitmap_layers: Vec<Layer>,
     /// What the log writes before the data.
     pub intent: Intent,
+    /// What each answer of the peers comes later, as over a longer link: for labs and tests.
+    pub emulate_rtt: Duration,
     /// Asynchronous mode: bytes that wait for the peer, at most.
     pub queue_bytes: u64,
     /// Asynchronous mode: what to do with writes when it is full.

@@ -550,6 +550,12 @@ pub static MIRROR: Section = Section {
             "What the log writes before the data: `hot-regions`, which of them may be written, when another one is; `every-write`, a record for each write, one after the other, for `flagstone lab mirror` alone: it shows what a log without hot regions costs, makes nothing safer, and is refused without `bitmap_emulate`.",
         ),
         key(
+            "emulate_rtt",
+            Kind::Time { min: Duration::from_micros(1), max: Duration::from_secs(1) },
+            "",
+            "Each answer of the peers comes so much later, as over a longer link: what is added to the real round trip. For labs and tests.",
+        ),
+        key(
             "when_peer_lost",
             Kind::Choice(&["continue", "strict"]),
             "continue",

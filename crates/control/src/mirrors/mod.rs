@@ -332,7 +332,11 @@ impl Mirrored {
             ..HostOptions::default()
         };
         let bandwidth = self.caps.borrow().get(&peer.name).cloned();
-        let link = LinkOptions { compression: peer.compression, bandwidth };
+        let link = LinkOptions {
+            compression: peer.compression,
+            bandwidth,
+            emulate_rtt: self.config.emulate_rtt,
+        };
         let way = NvmePeer::new(self.address(leg)?, self.replica_nqn, options);
         Ok(Arc::new(way.with_link(link)))
     }
