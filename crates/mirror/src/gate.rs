@@ -17,6 +17,7 @@ use crate::queue::{Place, Queue, WhenFull};
 use crate::state::Wish;
 
 /// What a call finds at the gate.
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each write")]
 pub(crate) enum Passage {
     /// It goes to these legs. [`Inner::ended`] is to be called.
     Go(Going),

@@ -2,8 +2,10 @@
 //!
 //! The disks are memory that answers as late as the published report's disks did; the link's round
 //! trip is in the answer of the target's disk, one timer for both, so that it costs no CPU time and
-//! no second wake-up on a machine where two nodes and their host share the CPUs. What the loopback
-//! takes by itself is part of that round trip, not added to it.
+//! no second wake-up on a machine where two nodes and their host share the CPUs. An asynchronous
+//! mirror has it in the link itself: nobody waits for that, but writes that follow from each other
+//! would wait in the target's disk. What the loopback takes by itself is part of that round trip, not
+//! added to it.
 
 use std::fmt::Write as _;
 
@@ -123,6 +125,9 @@ pub const NO_LINK: &str = "mirror, link without delay";
 /// The target's disk over the link, with no mirror.
 pub const FAR: &str = "no mirror, disk at the target";
 
+/// A mirror that hosts do not wait for.
+pub const ASYNC: &str = "mirror, async";
+
 /// A log that writes metadata before each data write, on a local SSD.
 pub const CUSTOMER_SSD: &str = "customer's log on local SSD";
 /// The same on a persistent disk.
@@ -149,7 +154,7 @@ pub const SETUPS: [Setup; 11] = [
     setup(FAR, "far", Mirror::Far),
     Setup { link: false, ..setup(NO_LINK, "no-link", Mirror::SyncDisk) },
     setup("mirror, ack memory", "ack-memory", Mirror::SyncMemory),
-    setup("mirror, async", "async", Mirror::Async),
+    setup(ASYNC, "async", Mirror::Async),
     Setup { every_write: true, ..setup(CUSTOMER_SSD, "customer-ssd", Mirror::SyncDisk) },
     Setup {
         every_write: true,
@@ -197,7 +202,7 @@ impl Setup {
 pub struct Disks {
     /// How long a write takes on a disk, in µs.
     pub write_latency_us: u64,
-    /// What the target's disk adds for the link's round trip, in µs: what the loopback does not take.
+    /// What is added for the link's round trip, in µs: what the loopback does not take.
     pub link_us: u64,
     /// A machine type, such as `c2-standard-8`, whose limits hold in place of the published disk's.
     pub machine: Option<String>,
@@ -205,7 +210,8 @@ pub struct Disks {
 
 impl Disks {
     fn emulate(&self, setup: &Setup, index: usize) -> String {
-        let link_us = if index == 1 && setup.link { self.link_us } else { 0 };
+        let in_disk = index == 1 && setup.link && setup.mirror != Mirror::Async;
+        let link_us = if in_disk { self.link_us } else { 0 };
         let write_us = self.write_latency_us + link_us;
         let latency =
             format!("write_latency = \"{write_us}us\", read_latency = \"{READ_LATENCY_US}us\"");
@@ -239,6 +245,9 @@ impl Disks {
                 text,
                 ", bitmap = \"memory:64MiB\", bitmap_emulate = {{ latency = \"{us}us\" }}"
             );
+        }
+        if setup.mirror == Mirror::Async && setup.link && self.link_us > 0 {
+            let _ = write!(text, ", emulate_rtt = \"{}us\"", self.link_us);
         }
         if setup.every_write {
             text += ", intent = \"every-write\"";
@@ -316,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_link_is_in_the_answer_of_the_targets_disk() {
+    fn the_link_is_in_the_answer_of_the_targets_disk_or_in_itself() {
         let directory = tempfile::tempdir().unwrap();
         let pair = Pair::new("flagstone".as_ref(), directory.path()).unwrap();
         let disks = Disks { write_latency_us: 1000, link_us: 300, machine: None };
@@ -338,6 +347,10 @@ mod tests {
             "{customer}"
         );
         assert!(!of(MIRROR, 0).contains("intent"));
+        let asynchronous = of(ASYNC, 1);
+        assert!(asynchronous.contains("write_latency = \"1000us\""), "{asynchronous}");
+        assert!(asynchronous.contains("emulate_rtt = \"300us\""), "{asynchronous}");
+        assert!(!of(MIRROR, 1).contains("emulate_rtt"));
     }
 
     #[test]
