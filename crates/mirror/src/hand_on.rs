@@ -50,7 +50,8 @@ impl Mirror {
     /// Ends this mirror so that another can have its replica: see the module. Calls of hosts wait.
     ///
     /// # Errors
-    /// Of the local leg, or that it has failed. Nobody is served then.
+    /// Of the local leg, or that it has failed. Nobody is served then, and where the leg failed just
+    /// now the mirror has ended as a crash would end it ([`Mirror::is_closed`]).
     pub async fn hand_on(&self) -> Result<HandOn, RoleError> {
         let inner = &self.0;
         let changing = inner.changing().await;
@@ -65,10 +66,11 @@ impl Mirror {
             state.moving = true;
             state.active
         });
-        inner.deactivate(Role::Source).await?;
+        let inactive = inner.deactivate(Role::Source).await;
         inner.end_attachment().await;
         self.close();
         inner.local.retire().await;
+        inactive?;
         moving.0 = None;
         Ok(HandOn { inner: inner.clone(), was_active, _changing: changing })
     }
@@ -77,6 +79,11 @@ impl Mirror {
     /// have the volume's mirror replaced; asked again until it has that size.
     pub async fn resize_wanted(&self) -> u64 {
         self.0.wait(|state| state.wanted_bytes.take()).await
+    }
+
+    /// True when it has ended for good: [`Mirror::close`], [`Mirror::hand_on`].
+    pub fn is_closed(&self) -> bool {
+        self.0.lock().closed
     }
 
     /// Size and granularities of the volume here.

@@ -170,7 +170,7 @@ impl Mirrored {
     }
 
     /// Gives the replica another size, between this mirror and the next. Hosts wait meanwhile.
-    async fn resize(self: &Rc<Self>, mirror: &Mirror, bytes: u64) -> Result<(), String> {
+    pub(super) async fn resize(self: &Rc<Self>, mirror: &Mirror, bytes: u64) -> Result<(), String> {
         if self.growing.replace(true) {
             return Err("the volume grows already".to_owned());
         }
@@ -188,6 +188,13 @@ impl Mirrored {
             Ok(hand_on) => self.exchange(hand_on, log, bytes).await,
             Err(error) => Err(error.to_string()),
         };
+        if let (Err(error), true) = (&resized, self.has_ended()) {
+            self.reopen_soon();
+            return Err(format!(
+                "{error}: this node does not serve the volume until its replica can be opened, which \
+                 is tried again"
+            ));
+        }
         let now = self.mirror().ok_or("there is no mirror any more")?;
         if now.is_active() != served {
             self.set_access(now.is_active());

@@ -13,6 +13,7 @@
 
 mod grow;
 mod make;
+mod reopen;
 mod slot;
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
+use flagstone_blockdev::{Fault, FaultConfig, FaultControl};
 use flagstone_mirror::state::MirrorState;
 use flagstone_nvmf::host::MultipathDevice;
 use flagstone_nvmf::target::{NamespaceConfig, TargetConfig, serve};
@@ -244,6 +245,71 @@ fn hosts_follow_a_switchover_without_an_error() {
         for node in &nodes {
             node.mirrored.end().await;
         }
+    })
+    .unwrap();
+}
+
+/// The device fails in the midst of growing, after the one mirror and before the other: the volume
+/// comes back by itself, as large as it was.
+#[test]
+fn a_device_that_fails_while_the_volume_grows_is_opened_again() {
+    block_on(async {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(64 << 20).unwrap();
+        let text = format!(
+            "[server]\nnode = \"node-a\"\n[peer.node-b]\naddress = \"127.0.0.1:1\"\n\
+             [volume.db]\nmirror = {{ peer = \"node-b\", bitmap = \"memory:1MiB\" }}\ndevice = {:?}\n",
+            file.path()
+        );
+        let config = Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"));
+        let spec: crate::device_spec::DeviceSpec =
+            file.path().to_str().unwrap().parse().unwrap();
+        let device = crate::stack::open_device(&spec, &Default::default()).await.unwrap();
+        let (fault, control) = Fault::new(device, FaultConfig::default()).unwrap();
+        let leg: SharedDevice = Arc::new(fault);
+        let mirrored = Rc::new(Mirrored::over(&config, 0, leg).await.unwrap());
+        let target = Target::new(TargetConfig::default()).unwrap();
+        let subsystem =
+            SubsystemConfig { nqn: mirrored.nqn, serial: "S".to_owned(), allow_hosts: Vec::new() };
+        target.add_subsystem(subsystem).unwrap();
+        let namespace = NamespaceConfig {
+            nsid: Some(1),
+            device: mirrored.device(),
+            uuid: config.volume_uuid(0, b"machine").0,
+            read_only: false,
+        };
+        target.add_namespace(&mirrored.nqn, namespace).unwrap();
+        mirrored.start(&target, &caps(&config)).await.unwrap();
+        mirrored.create(CreateRole::Source, false, false).await.unwrap();
+        let access = || target.subsystem_status(&mirrored.nqn).unwrap().ana;
+        let device = mirrored.device();
+        eventually("it serves", || access() == AnaState::OPTIMIZED).await;
+        write(&device, 4096, 7).await.unwrap();
+        let size_bytes = device.geometry().size_bytes;
+
+        file.as_file().set_len(96 << 20).unwrap();
+        // The mirror that ends only writes there; the one that takes its place reads first.
+        let faults: [fn(&FaultControl, u64); 2] = [
+            |control, from| control.fail_writes(from..u64::MAX),
+            |control, from| control.fail_reads(from..u64::MAX),
+        ];
+        for fault in faults {
+            fault(&control, size_bytes);
+            let failed = mirrored.resize(&mirrored.mirror().unwrap(), size_bytes + (1 << 20)).await;
+            assert!(failed.is_err_and(|error| error.contains("tried again")));
+            assert_eq!(access(), AnaState::INACCESSIBLE);
+            assert_eq!(read(&device, 4096).await, None);
+            time::sleep(Duration::from_millis(1500)).await;
+            assert_eq!(access(), AnaState::INACCESSIBLE, "its device fails still");
+            control.heal();
+            eventually("it serves again", || access() == AnaState::OPTIMIZED).await;
+            assert_eq!(device.geometry().size_bytes, size_bytes);
+            assert_eq!(read(&device, 4096).await, Some(7));
+        }
+        mirrored.resize(&mirrored.mirror().unwrap(), size_bytes + (1 << 20)).await.unwrap();
+        assert_eq!(read(&device, 4096).await, Some(7));
+        assert_eq!(device.geometry().size_bytes, size_bytes + (1 << 20));
+        mirrored.end().await;
     })
     .unwrap();
 }
