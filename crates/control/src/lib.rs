@@ -31,6 +31,7 @@ mod mirrors;
 pub mod names;
 mod performance;
 mod reload;
+mod remote;
 pub mod serve;
 pub mod stack;
 pub mod units;
