@@ -138,8 +138,6 @@ pub struct OpenVolume {
     pub device: SharedDevice,
     /// Its own limit, if it has one: its numbers may be changed.
     pub limiter: Option<Arc<Limiter>>,
-    /// Its mirror, if it is mirrored: it serves nobody before it is started.
-    pub(crate) mirrored: Option<Rc<Mirrored>>,
 }
 
 /// Makes the limits that volumes share.
@@ -185,13 +183,15 @@ pub async fn open_volume(
     shared: &[Arc<Limiter>],
 ) -> Result<OpenVolume, OpenError> {
     let limiter = own_limit(&config.volumes[index])?;
-    let Stack { device, mirrored } = open_stack(config, index, shared, limiter.as_ref()).await?;
-    Ok(OpenVolume { device, limiter, mirrored })
+    let device = open_stack(config, index, shared, limiter.as_ref()).await?.device;
+    Ok(OpenVolume { device, limiter })
 }
 
 /// The device of a volume with its layers.
 pub(crate) struct Stack {
+    /// The top.
     pub(crate) device: SharedDevice,
+    /// Its mirror, if it is mirrored: it serves nobody before it is started.
     pub(crate) mirrored: Option<Rc<Mirrored>>,
 }
 
