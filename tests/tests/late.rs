@@ -86,15 +86,15 @@ fn a_volume_comes_when_the_server_that_stores_it_does() {
     for target in [server.nvme_uri("own"), server.nbd_uri("own")] {
         Load::start(&target, VERIFIED).wait().assert_complete();
     }
-    for name in ["nvme", "nbd"] {
+    for (name, device) in [("nvme", far.nvme_uri("db")), ("nbd", far.nbd_uri("log"))] {
         let wait = waiting(&api, name);
         let reason = wait["reason"].as_str().expect("it waits");
-        assert!(reason.contains("nothing listens there"), "{reason}");
+        assert!(reason.contains(name) && reason.contains(&device), "{reason}");
         assert!(wait["attempts"].as_u64() > Some(0), "{wait}");
         assert_eq!(metric(&api, "flagstone_volume_waiting", name), 1);
         assert!(metric(&api, "flagstone_volume_open_failures_total", name) > 0);
         assert!(status(&server, &[]).contains(&format!("{name} is not served yet")));
-        assert!(status(&server, &[name]).contains("nothing listens there"));
+        assert!(status(&server, &[name]).contains(&format!("volume {name}: not served yet")));
         // What a host is told has it come again.
         let said = refusal(&server.nvme_uri(name));
         assert!(said.contains("Connect Controller Busy"), "{said}");
