@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use flagstone_blockdev::Geometry;
+
 use crate::api::Control;
 use crate::config::Config;
 use crate::device_spec::HostPort;
@@ -10,12 +12,17 @@ use crate::listen_spec::ListenSpec;
 use crate::units::format_size;
 use crate::uri::Encoded;
 
-/// A volume that is served.
-pub(crate) struct Served {
-    pub(crate) size_bytes: u64,
-    pub(crate) block_bytes: u32,
+/// A volume, as far as it is served.
+pub(crate) enum Served {
+    /// Hosts are welcome.
+    Now(Geometry),
     /// It is mirrored, and its replica has not been made: hosts are sent away.
-    pub(crate) without_replica: bool,
+    WithoutReplica(Geometry),
+    /// Its device is not reached yet.
+    Later {
+        /// Why not.
+        why: String,
+    },
 }
 
 /// The whole announcement: machine-readable lines first, then the commands.
@@ -39,18 +46,21 @@ pub(crate) fn announcement(
         let devices: Vec<String> =
             volume.backing.devices().iter().map(ToString::to_string).collect();
         let access = if volume.read_only { ", read-only" } else { "" };
-        let _ = writeln!(
-            text,
-            "\nvolume {}: {}, blocks of {} B{access}, on {}",
-            volume.name,
-            format_size(served.size_bytes),
-            served.block_bytes,
-            devices.join(", ")
-        );
+        let shape = match served {
+            Served::Now(geometry) | Served::WithoutReplica(geometry) => {
+                let size = format_size(geometry.size_bytes);
+                format!("{size}, blocks of {} B{access}", geometry.block_bytes)
+            }
+            Served::Later { .. } => format!("served later{access}"),
+        };
+        let _ = writeln!(text, "\nvolume {}: {shape}, on {}", volume.name, devices.join(", "));
+        if let Served::Later { why } = served {
+            let _ = writeln!(text, "  not reached yet, and tried again until it is: {why}");
+        }
         for line in config.performance(volume) {
             let _ = writeln!(text, "  {line}");
         }
-        if served.without_replica {
+        if let Served::WithoutReplica(_) = served {
             let _ = writeln!(
                 text,
                 "  no replica here yet: flagstone mirror create {} --source on the node that has \

@@ -113,7 +113,7 @@ impl CallCounters {
 }
 
 impl Counters {
-    fn new() -> Counters {
+    pub(crate) fn new() -> Counters {
         Counters { cores: cores().iter().map(|_| OnceLock::new()).collect() }
     }
 
@@ -236,7 +236,12 @@ impl Counted {
     /// whoever asks.
     pub fn new(child: SharedDevice) -> (Counted, Arc<Counters>) {
         let counters = Arc::new(Counters::new());
-        (Counted { child, counters: counters.clone() }, counters)
+        (Counted::with(child, counters.clone()), counters)
+    }
+
+    /// The same with counters that were there before, from [`Counters::new`].
+    pub(crate) fn with(child: SharedDevice, counters: Arc<Counters>) -> Counted {
+        Counted { child, counters }
     }
 
     #[inline]

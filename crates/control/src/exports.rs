@@ -5,27 +5,40 @@ use std::sync::Arc;
 use flagstone_blockdev::SharedDevice;
 use flagstone_nbd::{Drain, Export, Exports, Server, ServerOptions};
 
-use crate::config::Config;
+use crate::config::{Config, Volume};
 use crate::serve::ServeError;
+use crate::subsystems::unservable;
 
-/// A server of every volume under its export name, which goes down when `drain` begins.
-pub(crate) fn nbd_server(
+/// Exports of every volume under its export name; those without a device yet are expected.
+pub(crate) fn nbd_exports<'a>(
     config: &Config,
-    volumes: &[SharedDevice],
-    drain: Drain,
-) -> Result<Arc<Server>, ServeError> {
-    let exports = config.volumes.iter().zip(volumes).map(|(volume, device)| {
-        Export::new(volume.nbd_export.clone(), device.clone())
-            .described(format!("Flagstone volume {}", volume.name))
-            .read_only(volume.read_only)
-    });
-    let exports = Exports::new(exports);
-    let exports = exports.map_err(|error| ServeError::Unservable(error.to_string()))?;
+    devices: impl Iterator<Item = Option<&'a SharedDevice>>,
+) -> Result<Arc<Exports>, ServeError> {
+    let exports = Exports::default();
+    for (volume, device) in config.volumes.iter().zip(devices) {
+        match device {
+            Some(device) => exports.add(export(volume, device)),
+            None => exports.expect(&volume.nbd_export),
+        }
+        .map_err(unservable)?;
+    }
+    Ok(Arc::new(exports))
+}
+
+/// A volume as an export.
+pub(crate) fn export(volume: &Volume, device: &SharedDevice) -> Export {
+    Export::new(volume.nbd_export.clone(), device.clone())
+        .described(format!("Flagstone volume {}", volume.name))
+        .read_only(volume.read_only)
+}
+
+/// A server of them, which goes down when `drain` begins.
+pub(crate) fn nbd_server(config: &Config, exports: Arc<Exports>, drain: Drain) -> Arc<Server> {
     let nbd = &config.server.nbd;
     let options = ServerOptions {
         handshake_timeout: nbd.handshake_timeout,
         peer_timeout: nbd.stall_timeout,
         max_connections: nbd.max_connections as usize,
     };
-    Ok(Server::new(Arc::new(exports), options, drain))
+    Server::new(exports, options, drain)
 }

@@ -93,6 +93,15 @@ pub const MIN_DEVICE_BYTES: u64 = 4096;
 /// Largest memory or null device: offsets are signed 64-bit in the system calls below.
 pub const MAX_DEVICE_BYTES: u64 = 1 << 62;
 
+/// Volumes on other machines that are opened at the same time: each may take seconds to be given up,
+/// and all of them the connections of as many.
+pub const OPEN_AT_ONCE: usize = 32;
+
+/// Shortest and longest pause between two attempts to open a volume whose device is not reached: it
+/// doubles from one to the next. A server that is back is found within the longest.
+pub const OPEN_PAUSE: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(500)..=Duration::from_secs(15);
+
 /// Volumes that the API tells of before it lets hosts of its core go on: some 30 us each.
 pub const API_BATCH: usize = 8;
 

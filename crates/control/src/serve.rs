@@ -1,36 +1,37 @@
 //! The daemon: opens volumes, serves them on every listener, and ends in order.
 //!
-//! Promises: nothing is served before everything that the configuration names is open; SIGTERM and
-//! SIGINT stop the receiving of requests, let those in progress end and their answers go out, flush
-//! every volume, and end the program.
+//! Promises: nothing is served before everything that the configuration names is open, except for
+//! what is stored on other machines that cannot be reached: such volumes come later (`waiting`).
+//! SIGTERM and SIGINT stop the receiving of requests, let those in progress end and their answers go
+//! out, flush every volume, and end the program.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::SharedDevice;
-use flagstone_nbd::{Drain, Server as NbdServer};
-use flagstone_nvme::Nqn;
-use flagstone_nvmf::target::{self, NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+use flagstone_nbd::{Drain, Exports, Server as NbdServer};
+use flagstone_nvmf::target::{self, Target};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{CoreHandle, JoinHandle, cores, signal, spawn, time};
 
 use crate::announce::{Served, announcement};
 use crate::api::{self, Reread};
-use crate::config::{Config, Diagnostics, Subsystem};
+use crate::config::{Config, Diagnostics};
 use crate::connections::Connections;
 use crate::counted::{Counted, Counters};
+use crate::exports::{nbd_exports, nbd_server};
 use crate::listen_spec::ListenSpec;
-use crate::mirrors::{self, Mirrored};
+use crate::mirrors::{self, Caps, Mirrored};
 use crate::reload::Limits;
-use crate::stack::{OpenError, open_limits, open_volume};
+use crate::signals::Signals;
+use crate::stack::{OpenError, open_limits, own_limit};
+use crate::subsystems::{nvme_target, unservable};
+use crate::waiting::{Waiting, open_all};
 
 /// How long requests in progress may take when the server is told to stop.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Most controllers of a target: their identifiers end at FFEFh (NVMe over Fabrics 1.1, Connect).
-const MAX_CONTROLLERS: u32 = 65_519;
 
 /// How long to wait for an address that is in use, and between two attempts.
 const BIND_PATIENCE: Duration = Duration::from_secs(2);
@@ -68,16 +69,21 @@ pub enum ServeError {
 
 /// What a server works with while it runs.
 pub(crate) struct Server {
-    pub(crate) config: Config,
-    pub(crate) volumes: Vec<SharedDevice>,
+    pub(crate) config: Rc<Config>,
+    /// Devices of the volumes; those that are [`Server::waiting`] have none yet.
+    pub(crate) volumes: Vec<OnceCell<SharedDevice>>,
     /// What went through the volumes.
     pub(crate) counters: Vec<Arc<Counters>>,
-    /// The mirrors of those that are mirrored.
-    pub(crate) mirrors: Vec<Rc<Mirrored>>,
+    pub(crate) waiting: Waiting,
+    /// The mirrors of those that are mirrored and do not wait, in the order of the volumes.
+    pub(crate) mirrors: RefCell<Vec<Rc<Mirrored>>>,
     pub(crate) limits: Limits,
     pub(crate) target: Arc<Target>,
     pub(crate) nvme: Arc<Connections>,
+    pub(crate) exports: Arc<Exports>,
     pub(crate) nbd: Arc<NbdServer>,
+    /// The caps on what mirrors send.
+    pub(crate) caps: Caps,
     /// What tells this machine from others.
     pub(crate) machine: Vec<u8>,
     pub(crate) started: time::Instant,
@@ -97,9 +103,9 @@ pub async fn serve(
     announce: impl FnOnce(&str),
     reread: impl Fn() -> Result<Config, Diagnostics> + 'static,
 ) -> Result<(), ServeError> {
-    signal::catch_termination()?;
-    signal::catch_reload()?;
-    let server = Rc::new(open(config).await?);
+    let signals = Signals::catch()?;
+    let Some(server) = open(config, &signals).await? else { return Ok(()) };
+    let server = Rc::new(server);
     let mut bound = Vec::new();
     let mut accepting = Vec::new();
     for spec in &server.config.server.listen {
@@ -121,11 +127,17 @@ pub async fn serve(
         }
     }
     let _ = server.bound.set(bound.clone());
+    let waits: Vec<_> = server
+        .waiting
+        .volumes()
+        .into_iter()
+        .map(|index| spawn(server.clone().open_later(index)).abort_on_drop())
+        .collect();
     let reread: Reread = Rc::new(reread);
     let control = api::start(&server, &reread).await?;
     announce(&announcement(&server.config, &bound, &control, &server.served()));
     let signal = loop {
-        match signal::terminated().await {
+        match signals.next().await {
             // What came of it is in the log.
             signal::RELOAD => drop(server.limits.reload(&server.config, reread())),
             signal => break signal,
@@ -133,116 +145,71 @@ pub async fn serve(
     };
     drop(control);
     tracing::info!(signal, "stopping: requests in progress end, no more are taken");
-    drop(nvme);
+    drop((nvme, waits));
     for socket in bound.iter().filter_map(ListenSpec::socket_path) {
         let _ = std::fs::remove_file(socket);
     }
     server.end(nbd).await
 }
 
-async fn open(config: Config) -> Result<Server, ServeError> {
-    let mut volumes = Vec::with_capacity(config.volumes.len());
-    let mut limits = Limits { shared: open_limits(&config.limits)?, own: Vec::new() };
-    let mut counters = Vec::with_capacity(config.volumes.len());
+/// The place of a volume's device, which may be empty.
+fn place(device: Option<SharedDevice>) -> OnceCell<SharedDevice> {
+    device.map_or_else(OnceCell::new, OnceCell::from)
+}
+
+/// Opens everything; nothing when it is told to stop meanwhile.
+async fn open(config: Config, signals: &Signals) -> Result<Option<Server>, ServeError> {
+    let config = Rc::new(config);
+    let own = config.volumes.iter().map(own_limit).collect::<Result<_, _>>()?;
+    let limits = Limits { shared: open_limits(&config.limits)?, own };
+    let waiting = Waiting::new(config.volumes.len());
+    let counters: Vec<Arc<Counters>> =
+        config.volumes.iter().map(|_| Arc::new(Counters::new())).collect();
+    let mut devices = Vec::with_capacity(config.volumes.len());
     let mut mirrors = Vec::new();
-    for index in 0..config.volumes.len() {
-        let opened = open_volume(&config, index, &limits.shared).await?;
-        mirrors.extend(opened.mirrored);
-        let (counted, counter) = Counted::new(opened.device);
-        volumes.push(Arc::new(counted) as SharedDevice);
-        counters.push(counter);
-        limits.own.push(opened.limiter);
+    // What does not answer takes its time to be given up.
+    let Some(stacks) = signals.unless_stopped(open_all(&config, &limits)).await else {
+        return Ok(None);
+    };
+    for (index, stack) in stacks?.into_iter().enumerate() {
+        devices.push(match stack {
+            Ok(stack) => {
+                mirrors.extend(stack.mirrored);
+                Some(Arc::new(Counted::with(stack.device, counters[index].clone())) as SharedDevice)
+            }
+            Err(error) => {
+                waiting.failed(index, &error);
+                None
+            }
+        });
     }
     let machine = machine_id();
-    let target = nvme_target(&config, &volumes, &machine)?;
+    let target = nvme_target(&config, &devices, &machine)?;
     let caps = mirrors::caps(&config);
     for mirror in &mirrors {
         mirror.start(&target, &caps).await?;
     }
+    let exports = nbd_exports(&config, devices.iter().map(Option::as_ref))?;
     let nbd_drain = Drain::new();
-    let nbd = crate::exports::nbd_server(&config, &volumes, nbd_drain.clone())?;
-    let (nvme, cores) = (Arc::default(), cores());
-    let (started, bound) = (time::now(), OnceCell::new());
-    Ok(Server {
+    let nbd = nbd_server(&config, exports.clone(), nbd_drain.clone());
+    Ok(Some(Server {
         config,
-        volumes,
+        volumes: devices.into_iter().map(place).collect(),
         counters,
-        mirrors,
+        waiting,
+        mirrors: RefCell::new(mirrors),
         limits,
         target,
-        nvme,
+        nvme: Arc::default(),
+        exports,
         nbd,
         machine,
-        started,
-        bound,
+        caps,
+        started: time::now(),
+        bound: OnceCell::new(),
         nbd_drain,
-        cores,
-    })
-}
-
-fn unservable(error: impl std::fmt::Display) -> ServeError {
-    ServeError::Unservable(error.to_string())
-}
-
-fn nvme_target(
-    config: &Config,
-    volumes: &[SharedDevice],
-    machine: &[u8],
-) -> Result<Arc<Target>, ServeError> {
-    let nvme = &config.server.nvme;
-    let mut default = TargetConfig::default();
-    if let Some(share) = mirrors::share(config) {
-        (default.controller_ids, default.first_port_id) = mirrors::identifiers(share);
-    }
-    let target = Target::new(TargetConfig {
-        in_capsule_bytes: nvme.in_capsule_bytes,
-        max_io_queues: nvme.max_queues,
-        max_queue_entries: nvme.queue_depth,
-        mdts_bytes: nvme.mdts_bytes,
-        max_h2c_data_bytes: nvme.mdts_bytes,
-        allow_header_digest: nvme.header_digest,
-        allow_data_digest: nvme.data_digest,
-        slow_peer_timeout: nvme.stall_timeout,
-        handshake_timeout: nvme.handshake_timeout,
-        // Every controller has a connection, its admin queue.
-        max_controllers: nvme.max_connections.min(MAX_CONTROLLERS),
-        connection_payload_bytes: default.connection_payload_bytes.max(nvme.mdts_bytes as usize),
-        ..default
-    })
-    .map_err(unservable)?;
-    for subsystem in &config.subsystems {
-        add_subsystem(&target, config, subsystem, volumes, machine)?;
-    }
-    Ok(target)
-}
-
-fn add_subsystem(
-    target: &Arc<Target>,
-    config: &Config,
-    subsystem: &Subsystem,
-    volumes: &[SharedDevice],
-    machine: &[u8],
-) -> Result<(), ServeError> {
-    let named = |text: &str| Nqn::new(text).map_err(|error| unservable(format!("{text}: {error}")));
-    let nqn = named(&subsystem.nqn)?;
-    let hosts = subsystem.allow_hosts.as_deref().unwrap_or_default();
-    target
-        .add_subsystem(SubsystemConfig {
-            nqn,
-            serial: config.serial_number(subsystem, machine),
-            allow_hosts: hosts.iter().map(|host| named(host)).collect::<Result<_, _>>()?,
-        })
-        .map_err(unservable)?;
-    for (place, index) in subsystem.namespaces.iter().enumerate() {
-        let namespace = NamespaceConfig {
-            nsid: Some(place as u32 + 1),
-            device: volumes[*index].clone(),
-            uuid: config.volume_uuid(*index, machine).0,
-            read_only: config.volumes[*index].read_only,
-        };
-        target.add_namespace(&nqn, namespace).map_err(unservable)?;
-    }
-    Ok(())
+        cores: cores(),
+    }))
 }
 
 /// What tells this machine from others; a constant where the system has no such thing.
@@ -304,19 +271,20 @@ impl Server {
     }
 
     fn served(&self) -> Vec<Served> {
-        let geometries = self.volumes.iter().map(|volume| volume.geometry());
         let without_replica = |volume: usize| {
-            let mut mirrors = self.mirrors.iter();
-            mirrors.any(|mirrored| mirrored.volume == volume && mirrored.mirror().is_none())
+            self.mirror_of(volume).is_some_and(|mirrored| mirrored.mirror().is_none())
         };
-        geometries
-            .enumerate()
-            .map(|(volume, geometry)| Served {
-                size_bytes: geometry.size_bytes,
-                block_bytes: geometry.block_bytes,
-                without_replica: without_replica(volume),
-            })
-            .collect()
+        let state = |(index, volume): (usize, &OnceCell<SharedDevice>)| match volume.get() {
+            None => Served::Later { why: self.waiting.reason(index).unwrap_or_default() },
+            Some(device) if without_replica(index) => Served::WithoutReplica(device.geometry()),
+            Some(device) => Served::Now(device.geometry()),
+        };
+        self.volumes.iter().enumerate().map(state).collect()
+    }
+
+    /// The mirror of the volume at `index`, if it is mirrored and open.
+    pub(crate) fn mirror_of(&self, index: usize) -> Option<Rc<Mirrored>> {
+        self.mirrors.borrow().iter().find(|mirrored| mirrored.volume == index).cloned()
     }
 
     /// Accepts NVMe/TCP connections for ever and hands them to the cores in turn.
@@ -366,10 +334,12 @@ impl Server {
             let connections = self.nbd.connections();
             tracing::warn!(connections, "closed NBD connections that did not end in time");
         }
-        for mirror in &self.mirrors {
+        let mirrors = self.mirrors.borrow().clone();
+        for mirror in mirrors {
             mirror.end().await;
         }
         for (volume, device) in self.config.volumes.iter().zip(&self.volumes) {
+            let Some(device) = device.get() else { continue };
             // A mirror has flushed both its legs as it ended.
             if !volume.read_only && volume.mirror().is_none() {
                 let flushed = device.flush().await;

@@ -1,7 +1,6 @@
 //! From what a configuration names to open devices: a volume's stack, bottom up.
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,16 +11,12 @@ use flagstone_blockdev::{
     MemoryDevice, NullDevice, SharedDevice, Stripe,
 };
 use flagstone_limit::{Emulated, Limited, Limiter};
-use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice};
-use flagstone_nvme::pdu::Digests;
-use flagstone_nvme::{Nqn, Status};
-use flagstone_nvmf::host::{HostError, HostOptions, MultipathDevice, RemoteDevice};
-use flagstone_runtime::net::{self, Address};
 use flagstone_runtime::time;
 
 use crate::config::{self, Backing, Config, Layer, SharedLimit, Volume};
-use crate::device_spec::{DeviceSpec, Host, HostPort, NbdAddress, NbdSpec, NvmeTcpSpec};
+use crate::device_spec::DeviceSpec;
 use crate::mirrors::Mirrored;
+use crate::remote::{Failure, open_nbd, open_nvme};
 
 /// Block size of devices that have none of their own, in bytes.
 const DEFAULT_BLOCK_BYTES: u32 = 4096;
@@ -29,10 +24,6 @@ const DEFAULT_BLOCK_BYTES: u32 = 4096;
 /// How long to wait for a file or disk that another program has locked, and between two attempts.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
-
-/// How long calls wait for one of several paths, and for an answer by each.
-const PATHS_PATIENCE: Duration = Duration::from_secs(60);
-const PATH_PATIENCE: Duration = Duration::from_secs(10);
 
 /// From when on the wait is worth a line.
 const LOCK_SILENCE: Duration = Duration::from_millis(300);
@@ -45,6 +36,8 @@ pub struct OpenError {
     pub device: String,
     /// What is wrong.
     pub problem: String,
+    /// It is not reached, and may be later without any change here; all else wants an operator.
+    pub may_pass: bool,
 }
 
 /// How to open a device.
@@ -68,7 +61,9 @@ pub async fn open_device(
     spec: &DeviceSpec,
     options: &OpenOptions,
 ) -> Result<SharedDevice, OpenError> {
-    let failed = |problem: String| OpenError { device: spec.to_string(), problem };
+    let about =
+        |Failure { problem, may_pass }| OpenError { device: spec.to_string(), problem, may_pass };
+    let failed = |problem: String| about(Failure { problem, may_pass: false });
     let block = options.block_bytes.unwrap_or(DEFAULT_BLOCK_BYTES);
     Ok(match spec {
         DeviceSpec::Path(path) => {
@@ -85,8 +80,8 @@ pub async fn open_device(
         DeviceSpec::Null { size_bytes } => Arc::new(
             NullDevice::new(*size_bytes, block).map_err(|error| failed(error.to_string()))?,
         ),
-        DeviceSpec::NvmeTcp(remote) => open_nvme(remote, options).await.map_err(failed)?,
-        DeviceSpec::Nbd(remote) => open_nbd(remote).await.map_err(failed)?,
+        DeviceSpec::NvmeTcp(remote) => open_nvme(remote, options).await.map_err(about)?,
+        DeviceSpec::Nbd(remote) => open_nbd(remote).await.map_err(about)?,
     })
 }
 
@@ -137,106 +132,12 @@ fn explain(path: &Path, error: &io::Error) -> String {
     format!("{text}{hint}")
 }
 
-/// What to do about the usual reasons for which there is no connection.
-fn connect_hint(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::ConnectionRefused => {
-            "; nothing listens there: is the server running, and is this its port?"
-        }
-        io::ErrorKind::NotFound => "; no server has made this socket",
-        _ => "",
-    }
-}
-
-fn explain_nvme(error: &HostError) -> String {
-    let hint = match error {
-        HostError::Connect(system) => connect_hint(system),
-        HostError::FabricsRefused { what: "Connect", status } => match status.code() {
-            Status::CONNECT_INVALID_PARAMETERS => {
-                return "the server refused Connect, most likely because it has no subsystem of \
-                        this NQN (Connect Invalid Parameters); `flagstone serve` prints those it \
-                        serves, `nvme discover` lists them"
-                    .to_owned();
-            }
-            Status::CONNECT_INVALID_HOST => {
-                return "the subsystem does not admit this host (Connect Invalid Host): add its NQN \
-                        to allow_hosts, or call it by one that is there (?hostnqn=NQN)"
-                    .to_owned();
-            }
-            _ => "",
-        },
-        HostError::Closed | HostError::Protocol(_) => "; is it an NVMe/TCP port?",
-        _ => "",
-    };
-    format!("{error}{hint}")
-}
-
-fn explain_nbd(error: &ConnectError) -> String {
-    let hint = match error {
-        ConnectError::Connect(system) => connect_hint(system),
-        ConnectError::TimedOut => "; is it an NBD port?",
-        ConnectError::Negotiation(_) if error.to_string().contains("has no export") => {
-            "; `flagstone serve` prints those it serves, `nbdinfo --list` lists them"
-        }
-        _ => "",
-    };
-    format!("{error}{hint}")
-}
-
-/// The address of a host: what it is called is looked up now.
-pub(crate) fn resolve(host: &HostPort) -> Result<Address, String> {
-    let name = match &host.host {
-        Host::Ip(ip) => return Ok(Address::Tcp(SocketAddr::new(*ip, host.port))),
-        Host::Name(name) => name,
-    };
-    let found = net::resolve(name, host.port)
-        .map_err(|error| format!("cannot find the address of `{name}`: {error}"))?;
-    found.into_iter().next().ok_or_else(|| format!("`{name}` has no address"))
-}
-
-async fn open_nvme(spec: &NvmeTcpSpec, options: &OpenOptions) -> Result<SharedDevice, String> {
-    let nqn = |text: &str| Nqn::new(text).map_err(|error| format!("{text}: {error}"));
-    let default = HostOptions::default();
-    let host = HostOptions {
-        host_nqn: spec.host_nqn.as_deref().map(nqn).transpose()?,
-        nsid: spec.namespace_id,
-        queues: spec.queues.or(options.queues).unwrap_or(default.queues),
-        queue_depth: options.queue_depth.unwrap_or(default.queue_depth),
-        digests: Digests { header: spec.header_digest, data: spec.data_digest },
-        ..default
-    };
-    let subsystem = nqn(&spec.subsystem_nqn)?;
-    let first = resolve(&spec.address)?;
-    if spec.other_addresses.is_empty() {
-        let device = RemoteDevice::connect(first, &subsystem, host).await;
-        return Ok(device.map_err(|error| explain_nvme(&error))?);
-    }
-    let mut addresses = vec![first];
-    for other in &spec.other_addresses {
-        addresses.push(resolve(other)?);
-    }
-    let host = HostOptions { loss_timeout: PATHS_PATIENCE, command_timeout: PATH_PATIENCE, ..host };
-    let device = MultipathDevice::connect(addresses, &subsystem, host).await;
-    Ok(device.map_err(|error| explain_nvme(&error))?)
-}
-
-async fn open_nbd(spec: &NbdSpec) -> Result<SharedDevice, String> {
-    let address = match &spec.address {
-        NbdAddress::Tcp(host) => resolve(host)?,
-        NbdAddress::Unix(path) => Address::Unix(path.clone()),
-    };
-    let device = NbdDevice::connect(address, &spec.export, ClientOptions::default()).await;
-    Ok(device.map_err(|error| explain_nbd(&error))?)
-}
-
 /// A volume that is open.
 pub struct OpenVolume {
     /// The top of its stack.
     pub device: SharedDevice,
     /// Its own limit, if it has one: its numbers may be changed.
     pub limiter: Option<Arc<Limiter>>,
-    /// Its mirror, if it is mirrored: it serves nobody before it is started.
-    pub(crate) mirrored: Option<Rc<Mirrored>>,
 }
 
 /// Makes the limits that volumes share.
@@ -249,9 +150,26 @@ pub fn open_limits(limits: &[SharedLimit]) -> Result<Vec<Arc<Limiter>>, OpenErro
         Limiter::new(shared.limit.numbers).map_err(|error| OpenError {
             device: format!("limit `{}`", shared.name),
             problem: error.to_string(),
+            may_pass: false,
         })
     };
     limits.iter().map(open).collect()
+}
+
+/// Makes the own limit of a volume, if it is to have one.
+///
+/// # Errors
+/// That it has numbers that a limit cannot have.
+pub(crate) fn own_limit(volume: &Volume) -> Result<Option<Arc<Limiter>>, OpenError> {
+    let mut layers = volume.layers.iter();
+    let limit = layers.find_map(|layer| match layer {
+        Layer::Limit(limit) => Some(limit),
+        _ => None,
+    });
+    let Some(limit) = limit else { return Ok(None) };
+    tracing::info!("volume `{}` is limited to {limit}", volume.name);
+    let limiter = Limiter::new(limit.numbers).map_err(|error| about(volume, error.to_string()))?;
+    Ok(Some(limiter))
 }
 
 /// Opens the volume at `index` of a configuration: its devices, then its layers over them, the last
@@ -264,34 +182,36 @@ pub async fn open_volume(
     index: usize,
     shared: &[Arc<Limiter>],
 ) -> Result<OpenVolume, OpenError> {
+    let limiter = own_limit(&config.volumes[index])?;
+    let device = open_stack(config, index, shared, limiter.as_ref()).await?.device;
+    Ok(OpenVolume { device, limiter })
+}
+
+/// The device of a volume with its layers.
+pub(crate) struct Stack {
+    /// The top.
+    pub(crate) device: SharedDevice,
+    /// Its mirror, if it is mirrored: it serves nobody before it is started.
+    pub(crate) mirrored: Option<Rc<Mirrored>>,
+}
+
+/// As [`open_volume`], under a limit that was made before; [`own_limit`] says what it is. May be
+/// tried again, and dropped at any moment.
+pub(crate) async fn open_stack(
+    config: &Config,
+    index: usize,
+    shared: &[Arc<Limiter>],
+    own: Option<&Arc<Limiter>>,
+) -> Result<Stack, OpenError> {
     let volume = &config.volumes[index];
-    let options = OpenOptions {
-        read_only: volume.read_only,
-        block_bytes: volume.block_size_bytes,
-        ..OpenOptions::default()
-    };
-    let within = |error: OpenError| about(volume, error.to_string());
-    let mut device = match &volume.backing {
-        Backing::Device(spec) => open_device(spec, &options).await.map_err(within)?,
-        Backing::Stripe { chunk_bytes, devices } => {
-            let mut children = Vec::with_capacity(devices.len());
-            for spec in devices {
-                children.push(open_device(spec, &options).await.map_err(within)?);
-            }
-            let stripe = Stripe::new(children, *chunk_bytes);
-            Arc::new(stripe.map_err(|error| about(volume, error.to_string()))?)
-        }
-    };
-    let (mut limiter, mut mirrored) = (None, None);
+    let mut device = open_backing(volume).await?;
+    let mut mirrored = None;
     for layer in volume.layers.iter().rev() {
         device = match layer {
-            Layer::Limit(limit) => {
-                tracing::info!("volume `{}` is limited to {limit}", volume.name);
-                let own = Limiter::new(limit.numbers)
-                    .map_err(|error| about(volume, error.to_string()))?;
-                limiter = Some(own.clone());
-                Arc::new(Limited::new(device, own))
-            }
+            Layer::Limit(_) => match own {
+                Some(own) => Arc::new(Limited::new(device, own.clone())),
+                None => device,
+            },
             Layer::SharedLimit(index) => Arc::new(Limited::new(device, shared[*index].clone())),
             Layer::Mirror(_) => {
                 let mirror = Rc::new(Mirrored::over(config, index, device).await?);
@@ -312,7 +232,40 @@ pub async fn open_volume(
             volume,
             format!("its device has blocks of {has} B: block_size = {asked} cannot be had from it"),
         )),
-        _ => Ok(OpenVolume { device, limiter, mirrored }),
+        _ => Ok(Stack { device, mirrored }),
+    }
+}
+
+/// Opens what a volume is stored on.
+async fn open_backing(volume: &Volume) -> Result<SharedDevice, OpenError> {
+    let options = OpenOptions {
+        read_only: volume.read_only,
+        block_bytes: volume.block_size_bytes,
+        ..OpenOptions::default()
+    };
+    let within = |error: OpenError| OpenError {
+        may_pass: error.may_pass,
+        ..about(volume, error.to_string())
+    };
+    match &volume.backing {
+        Backing::Device(spec) => open_device(spec, &options).await.map_err(within),
+        Backing::Stripe { chunk_bytes, devices } => {
+            let mut children = Vec::with_capacity(devices.len());
+            let mut passing = None;
+            for spec in devices {
+                match open_device(spec, &options).await {
+                    Ok(child) => children.push(child),
+                    // A mistake in one of the others is told first.
+                    Err(error) if error.may_pass => passing = passing.or(Some(error)),
+                    Err(error) => return Err(within(error)),
+                }
+            }
+            if let Some(error) = passing {
+                return Err(within(error));
+            }
+            let stripe = Stripe::new(children, *chunk_bytes);
+            Ok(Arc::new(stripe.map_err(|error| about(volume, error.to_string()))?))
+        }
     }
 }
 
@@ -340,7 +293,7 @@ pub(crate) fn layered(device: SharedDevice, layer: &Layer) -> Result<SharedDevic
 }
 
 fn about(volume: &Volume, problem: String) -> OpenError {
-    OpenError { device: format!("volume `{}`", volume.name), problem }
+    OpenError { device: format!("volume `{}`", volume.name), problem, may_pass: false }
 }
 
 fn delay_config(delay: &crate::config::Delay) -> DelayConfig {

@@ -1,7 +1,7 @@
 //! What a server offers: named devices.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flagstone_blockdev::{Geometry, SharedDevice};
 
@@ -111,10 +111,21 @@ impl std::fmt::Debug for Export {
     }
 }
 
-/// All that a server offers.
+/// All that a server offers. More can be added while it serves.
 #[derive(Debug, Default)]
 pub struct Exports {
-    by_name: BTreeMap<String, Arc<Export>>,
+    by_name: Mutex<BTreeMap<String, Option<Arc<Export>>>>,
+}
+
+/// What there is under a name.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// An export.
+    Here(Arc<Export>),
+    /// One that is expected, see [`Exports::expect`].
+    Expected,
+    /// Nothing.
+    Nothing,
 }
 
 impl Exports {
@@ -123,34 +134,72 @@ impl Exports {
     /// # Errors
     /// [`ExportError`].
     pub fn new(exports: impl IntoIterator<Item = Export>) -> Result<Exports, ExportError> {
-        let mut by_name = BTreeMap::new();
+        let all = Exports::default();
         for export in exports {
-            let text_is_good = |text: &str| text.len() <= MAX_STRING_BYTES && !text.contains('\0');
-            if !text_is_good(&export.name) || !text_is_good(&export.description) {
-                return Err(ExportError::BadText(export.name));
-            }
-            if by_name.contains_key(&export.name) {
-                return Err(ExportError::Duplicate(export.name));
-            }
-            by_name.insert(export.name.clone(), Arc::new(export));
+            all.add(export)?;
         }
-        Ok(Exports { by_name })
+        Ok(all)
     }
 
-    /// The export of that name. The empty name asks for the default export: the one so named, or
+    /// Keeps a name for an export that is to be added: clients that ask for it are told that it is
+    /// not available yet.
+    ///
+    /// # Errors
+    /// [`ExportError`].
+    pub fn expect(&self, name: &str) -> Result<(), ExportError> {
+        check_text(name, name)?;
+        let mut by_name = self.by_name();
+        if by_name.contains_key(name) {
+            return Err(ExportError::Duplicate(name.to_owned()));
+        }
+        by_name.insert(name.to_owned(), None);
+        Ok(())
+    }
+
+    /// Offers one more, also one that was expected.
+    ///
+    /// # Errors
+    /// [`ExportError`].
+    pub fn add(&self, export: Export) -> Result<(), ExportError> {
+        check_text(&export.name, &export.name)?;
+        check_text(&export.name, &export.description)?;
+        let mut by_name = self.by_name();
+        if by_name.get(&export.name).is_some_and(Option::is_some) {
+            return Err(ExportError::Duplicate(export.name));
+        }
+        by_name.insert(export.name.clone(), Some(Arc::new(export)));
+        Ok(())
+    }
+
+    /// What there is of that name. The empty name asks for the default export: the one so named, or
     /// the only one. With several there is no default: the wrong disk would be worse than none.
-    pub fn find(&self, name: &str) -> Option<&Arc<Export>> {
-        let only = || {
-            if name.is_empty() && self.by_name.len() == 1 {
-                return self.by_name.values().next();
-            }
-            None
+    pub fn find(&self, name: &str) -> Found {
+        let by_name = self.by_name();
+        let only = || match name.is_empty() && by_name.len() == 1 {
+            true => by_name.values().next(),
+            false => None,
         };
-        self.by_name.get(name).or_else(only)
+        match by_name.get(name).or_else(only) {
+            Some(Some(export)) => Found::Here(export.clone()),
+            Some(None) => Found::Expected,
+            None => Found::Nothing,
+        }
     }
 
-    /// All exports in the order of their names.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Export>> {
-        self.by_name.values()
+    /// All exports that are here, in the order of their names.
+    pub fn all(&self) -> Vec<Arc<Export>> {
+        self.by_name().values().flatten().cloned().collect()
+    }
+
+    /// The lock is held for a few instructions; a panic in them leaves nothing half done.
+    fn by_name(&self) -> MutexGuard<'_, BTreeMap<String, Option<Arc<Export>>>> {
+        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn check_text(export: &str, text: &str) -> Result<(), ExportError> {
+    match text.len() <= MAX_STRING_BYTES && !text.contains('\0') {
+        true => Ok(()),
+        false => Err(ExportError::BadText(export.to_owned())),
     }
 }

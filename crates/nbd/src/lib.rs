@@ -30,5 +30,5 @@ mod testing;
 pub mod wire;
 
 pub use client::{ClientOptions, ConnectError, NbdDevice};
-pub use export::{Export, ExportError, Exports};
+pub use export::{Export, ExportError, Exports, Found};
 pub use server::{Attached, Drain, Outcome, Server, ServerOptions};

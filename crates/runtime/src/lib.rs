@@ -24,6 +24,7 @@
 pub mod buf;
 mod core_local;
 mod driver;
+mod elsewhere;
 mod executor;
 pub mod fs;
 mod handle;

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::buf::{Buf, BufMut};
+use crate::elsewhere::elsewhere;
 use crate::executor::Executor;
 use crate::handle::{Handle, Kind};
 use crate::op::{Op, OpFuture};
@@ -68,6 +69,45 @@ pub fn resolve(host: &str, port: u16) -> io::Result<Vec<Address>> {
     }
     Ok((host, port).to_socket_addrs()?.map(Address::Tcp).collect())
 }
+
+/// As [`resolve`], without holding up this core: a thread of its own asks the system's resolver, which
+/// may take its time when no name server answers.
+///
+/// # Errors
+/// The resolver's.
+pub async fn lookup(host: &str, port: u16) -> io::Result<Vec<Address>> {
+    let simulated = Executor::try_current().is_some_and(|ex| ex.driver().name() == "simulation");
+    if simulated || host.parse::<IpAddr>().is_ok() {
+        return resolve(host, port);
+    }
+    let host = host.to_owned();
+    elsewhere("resolver", move || resolve(&host, port)).await?
+}
+
+/// Whether a connection that failed in this way, or could not be made, may come about later without
+/// any change here: nobody listens yet, or the network is down.
+pub fn may_pass(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(
+        error.kind(),
+        Kind::ConnectionRefused
+            | Kind::ConnectionReset
+            | Kind::ConnectionAborted
+            | Kind::NotConnected
+            | Kind::BrokenPipe
+            | Kind::UnexpectedEof
+            | Kind::TimedOut
+            | Kind::HostUnreachable
+            | Kind::NetworkUnreachable
+            | Kind::NetworkDown
+            | Kind::AddrNotAvailable
+            // The file of a Unix socket.
+            | Kind::NotFound
+    ) || error.raw_os_error() == Some(HOST_DOWN)
+}
+
+/// EHOSTDOWN of <errno.h>: its neighbours know that it does not answer.
+const HOST_DOWN: i32 = 112;
 
 /// Who connected to a Unix socket, as the kernel knew it then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use flagstone_control::api::document::{
     CallsDocument, ConnectionDocument, LimitDocument, ListenerDocument, ServerDocument,
-    VolumeDocument,
+    VolumeDocument, WaitingDocument,
 };
 use flagstone_control::units::format_size;
 
@@ -47,7 +47,10 @@ pub(super) fn all(
             let io = &volume.io;
             let mut row = vec![
                 volume.name.clone(),
-                format_size(volume.size_bytes),
+                match waits(volume) {
+                    Some(_) => "-".to_owned(),
+                    None => format_size(volume.size_bytes),
+                },
                 hosts(volume).to_string(),
             ];
             match rates {
@@ -65,24 +68,35 @@ pub(super) fn all(
     for line in lines(&head, &rows) {
         let _ = writeln!(text, "{line}");
     }
+    let mut first = true;
+    for (volume, wait) in volumes.iter().filter_map(|volume| Some((volume, waits(volume)?))) {
+        let blank = if std::mem::take(&mut first) { "\n" } else { "" };
+        let _ = writeln!(text, "{blank}{} is {}", volume.name, waiting(&wait));
+    }
     text
 }
 
 /// All about one volume.
 pub(super) fn volume(volume: &VolumeDocument, rates: Option<&Rates>) -> String {
     let access = if volume.read_only { "read-only" } else { "read and written" };
+    let wait = waits(volume);
+    let shape = match &wait {
+        Some(wait) => waiting(wait),
+        None => {
+            let size = format_size(volume.size_bytes);
+            format!("{size}, blocks of {} B, {access}", volume.block_bytes)
+        }
+    };
     let mut text = format!(
-        "volume {}: {}, blocks of {} B, {access}\n  UUID {}\n  on {}",
+        "volume {}: {shape}\n  UUID {}\n  on {}",
         volume.name,
-        format_size(volume.size_bytes),
-        volume.block_bytes,
         volume.uuid,
         volume.devices.join(", "),
     );
     if !volume.layers.is_empty() {
         let _ = write!(text, " through {}", volume.layers.join(", "));
     }
-    text.push_str("\n\nserved on\n");
+    text.push_str(if wait.is_some() { "\n\nto be served on\n" } else { "\n\nserved on\n" });
     for listener in &volume.listeners {
         let _ = match listener {
             ListenerDocument::NvmeTcp { address, nqn, namespace } => {
@@ -190,6 +204,25 @@ fn totalled(of: &CallsDocument) -> [String; 4] {
 /// Hosts that are attached, each once for each of its controllers and NBD connections.
 fn hosts(volume: &VolumeDocument) -> usize {
     volume.connections.len()
+}
+
+/// How it waits for its device, if it does.
+fn waits(volume: &VolumeDocument) -> Option<WaitingDocument> {
+    serde_json::from_value(volume.parts.get("waiting")?.clone()).ok()
+}
+
+fn waiting(wait: &WaitingDocument) -> String {
+    let times = if wait.attempts == 1 { "attempt" } else { "attempts" };
+    let next = match wait.next_seconds {
+        Some(seconds) => format!(", the next in {}", span(seconds.ceil())),
+        None => String::new(),
+    };
+    format!(
+        "not served yet, after {} {times} in {}{next}: {}",
+        grouped(wait.attempts),
+        span(wait.seconds),
+        wait.reason
+    )
 }
 
 /// The limits, if the server tells of them in a way that is known here.

@@ -267,6 +267,19 @@ impl LatencyDocument {
     }
 }
 
+/// `waiting` of a volume that is not served yet
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WaitingDocument {
+    /// Why the last attempt to open its device failed.
+    pub reason: String,
+    /// Attempts that failed.
+    pub attempts: u64,
+    /// Since the first of them.
+    pub seconds: f64,
+    /// Until the next begins; `null` while one goes on, and when there will be none.
+    pub next_seconds: Option<f64>,
+}
+
 /// `limits` of a volume
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitDocument {

@@ -35,10 +35,6 @@ impl Mirrors {
         Mirrors { server, verifies: RefCell::default() }
     }
 
-    fn of(&self, volume: usize) -> Option<&Rc<Mirrored>> {
-        self.server.mirrors.iter().find(|mirrored| mirrored.volume == volume)
-    }
-
     fn named(&self, mirrored: &Mirrored) -> Named {
         Named {
             volume: self.server.config.volumes[mirrored.volume].name.clone(),
@@ -54,11 +50,16 @@ impl Mirrors {
     }
 
     /// The mirror of a volume that a path names.
-    fn find(&self, call: &Call) -> Result<&Rc<Mirrored>, Problem> {
+    fn find(&self, call: &Call) -> Result<Rc<Mirrored>, Problem> {
         let name = call.text("name");
         let index = self.server.find_volume(name)?;
-        self.of(index).ok_or_else(|| {
-            let names = self.server.mirrors.iter();
+        if let Some(reason) = self.server.waiting.reason(index) {
+            let detail = format!("`{name}` waits for its device, and its mirror with it: {reason}");
+            return Err(Problem::conflict(detail));
+        }
+        self.server.mirror_of(index).ok_or_else(|| {
+            let mirrors = self.server.mirrors.borrow();
+            let names = mirrors.iter();
             let names = names.map(|one| self.server.config.volumes[one.volume].name.as_str());
             let detail =
                 format!("`{name}` is not mirrored: its configuration has no `mirror = {{ … }}`");
@@ -67,7 +68,7 @@ impl Mirrors {
     }
 
     async fn act(self: Rc<Self>, call: Call) -> Result<Response, Problem> {
-        let mirrored = self.find(&call)?.clone();
+        let mirrored = self.find(&call)?;
         let body: Map<String, Value> = call.json()?;
         let action = call.text("action").to_owned();
         let order = Order::parse(&action, body)?;
@@ -281,7 +282,7 @@ impl Part for Mirrors {
         let this = self.clone();
         let about = "The mirror of a volume: its state, peers, log and verify.";
         router.get("/v1/volumes/{name}/mirror", about, move |call: Call| {
-            let found = this.find(&call).map(|mirrored| this.document(mirrored));
+            let found = this.find(&call).map(|mirrored| this.document(&mirrored));
             async move { Ok(Response::ok(&found?)) }
         });
         let about = "Acts on the mirror of a volume, or says what that would come to.";
@@ -291,13 +292,13 @@ impl Part for Mirrors {
     }
 
     fn volume(&self, index: usize) -> Option<(&'static str, Value)> {
-        let document = self.document(self.of(index)?);
+        let document = self.document(&*self.server.mirror_of(index)?);
         Some(("mirror", serde_json::to_value(document).expect("its keys are texts")))
     }
 
     fn metrics(&self, out: &mut Exposition) {
         let documents: Vec<_> =
-            self.server.mirrors.iter().map(|mirrored| self.document(mirrored)).collect();
+            self.server.mirrors.borrow().iter().map(|mirrored| self.document(mirrored)).collect();
         super::mirror_metrics::write(&documents, out);
     }
 }

@@ -34,6 +34,7 @@ mod mirror_verify;
 mod mirror_view;
 mod reload;
 mod volumes;
+mod waiting;
 
 use std::rc::Rc;
 
@@ -74,6 +75,7 @@ fn parts(server: &Rc<Server>, reread: Reread) -> Vec<Rc<dyn Part>> {
     vec![
         Rc::new(metrics::Process::new(server.clone())),
         Rc::new(volumes::VolumeMetrics::new(server.clone())),
+        Rc::new(waiting::Waits::new(server.clone())),
         Rc::new(limits::Limits::new(server.clone())),
         Rc::new(mirror::Mirrors::new(server.clone())),
         Rc::new(reload::Reload::new(server.clone(), reread)),

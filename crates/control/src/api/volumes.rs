@@ -67,7 +67,8 @@ async fn all(server: &Server, parts: &Parts) -> VolumesDocument {
 
 fn document(server: &Server, parts: &Parts, index: usize) -> VolumeDocument {
     let volume = &server.config.volumes[index];
-    let geometry = server.volumes[index].geometry();
+    // One that waits has none yet.
+    let geometry = server.volumes[index].get().map(|device| device.geometry());
     let stripe = matches!(volume.backing, Backing::Stripe { .. }).then_some("stripe");
     let layers = volume.layers.iter().map(|layer| match layer {
         Layer::Delay(_) => "delay",
@@ -80,9 +81,9 @@ fn document(server: &Server, parts: &Parts, index: usize) -> VolumeDocument {
     let told = parts.iter().filter_map(|part| part.volume(index));
     VolumeDocument {
         name: volume.name.clone(),
-        size_bytes: geometry.size_bytes,
-        block_bytes: geometry.block_bytes,
-        read_only: volume.read_only || geometry.read_only,
+        size_bytes: geometry.map_or(0, |geometry| geometry.size_bytes),
+        block_bytes: geometry.map_or(0, |geometry| geometry.block_bytes),
+        read_only: volume.read_only || geometry.is_some_and(|geometry| geometry.read_only),
         uuid: server.config.volume_uuid(index, &server.machine).to_string(),
         layers: layers.chain(stripe).map(str::to_owned).collect(),
         devices: volume.backing.devices().iter().map(ToString::to_string).collect(),
@@ -184,7 +185,9 @@ impl Part for VolumeMetrics {
         let mut sizes =
             out.family("flagstone_volume_size_bytes", Kind::Gauge, "Size of the volume.");
         for (name, volume) in names.iter().zip(&server.volumes) {
-            sizes.count(&[("volume", name)], volume.geometry().size_bytes);
+            if let Some(device) = volume.get() {
+                sizes.count(&[("volume", name)], device.geometry().size_bytes);
+            }
         }
         for (family, kind, help, number) in COUNTS {
             let mut family = out.family(family, kind, help);

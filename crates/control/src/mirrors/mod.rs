@@ -42,7 +42,8 @@ use flagstone_runtime::{spawn, time};
 
 use crate::config::{self, Config, Peer};
 use crate::names::Uuid;
-use crate::stack::{OpenError, resolve};
+use crate::remote::resolve;
+use crate::stack::OpenError;
 
 pub(crate) use make::{CreateError, CreateRole};
 use slot::Slot;
@@ -103,6 +104,7 @@ impl Mirrored {
         let failed = |problem: String| OpenError {
             device: format!("the mirror of volume `{}`", volume.name),
             problem,
+            may_pass: false,
         };
         let mirror = volume.mirror().ok_or_else(|| failed("it has none".to_owned()))?;
         let subsystem = config.subsystems.iter().find(|one| one.namespaces.contains(&index));
@@ -214,7 +216,7 @@ impl Mirrored {
 
     fn failed(&self, problem: impl ToString) -> OpenError {
         let device = format!("the mirror of volume `{}`", self.name);
-        OpenError { device, problem: problem.to_string() }
+        OpenError { device, problem: problem.to_string(), may_pass: false }
     }
 
     /// The replica that is on the leg; `None` when there is none.

@@ -11,7 +11,7 @@ use flagstone_runtime::net::Listener;
 use flagstone_runtime::{block_on, buf, spawn_detached, time};
 
 use super::*;
-use crate::stack::open_volume;
+use crate::stack::open_stack;
 
 /// A node as `serve` has it: its target, and its mirrored volume.
 struct Node {
@@ -38,7 +38,7 @@ impl Node {
              device = \"memory:{size}\"\n"
         );
         let config = Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"));
-        let opened = open_volume(&config, 0, &[]).await.unwrap();
+        let opened = open_stack(&config, 0, &[], None).await.unwrap();
         let (ids, port) = identifiers(share(&config).unwrap());
         let target = Target::new(TargetConfig {
             controller_ids: ids,

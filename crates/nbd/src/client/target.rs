@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::net::{Address, Stream};
+use flagstone_runtime::net::{Address, Stream, may_pass};
 use flagstone_runtime::{Buf, time};
 
 use crate::client::negotiate::{Negotiation, NegotiationError, Progress, ServerInfo};
@@ -12,6 +12,7 @@ use crate::limits::{CONNECT_TIMEOUT, REQUEST_TIMEOUT, STALL_TIMEOUT};
 use crate::server::Drain;
 use crate::staging::Staging;
 use crate::wire::link::LinkId;
+use crate::wire::option::reply_type;
 use crate::wire::transmission_flag;
 
 /// How patient a client is.
@@ -55,6 +56,21 @@ pub enum ConnectError {
     /// The server that we found again has another export than before.
     #[error("the export has changed its size or its abilities")]
     Changed,
+}
+
+impl ConnectError {
+    /// Whether the same attempt may succeed later without any change here: the server cannot be
+    /// reached, or is about to end. All else wants an operator.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            ConnectError::Connect(error) => may_pass(error),
+            ConnectError::TimedOut => true,
+            ConnectError::Negotiation(NegotiationError::Refused { code, .. }) => {
+                *code == reply_type::ERR_SHUTDOWN & !reply_type::ERROR_BIT
+            }
+            ConnectError::Negotiation(_) | ConnectError::Changed => false,
+        }
+    }
 }
 
 /// A connection in its transmission phase.

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::export::{Export, Exports};
+use crate::export::{Export, Exports, Found};
 use crate::limits::{MAX_OPTION_BYTES, MAX_OPTIONS};
 use crate::session::Session;
 use crate::wire::link::{LINK_CONTEXT, LinkId};
@@ -149,19 +149,19 @@ impl Handshake {
     }
 
     fn export_name(&self, data: &[u8], out: &mut Vec<u8>) -> Progress {
-        let found = string(data).ok().and_then(|name| self.exports.find(name));
-        let Some(export) = found else { return Progress::Close(Refusal::UnknownExport) };
+        let found = string(data).map_or(Found::Nothing, |name| self.exports.find(name));
+        let Found::Here(export) = found else { return Progress::Close(Refusal::UnknownExport) };
         out.extend_from_slice(&export.device.geometry().size_bytes.to_be_bytes());
         out.extend_from_slice(&export.transmission_flags(self.structured).to_be_bytes());
         if self.flags.unwrap_or(0) & u32::from(handshake_flag::NO_ZEROES) == 0 {
             out.resize(out.len() + TRAILING_ZEROES, 0);
         }
-        Progress::Begin(self.session(export, false))
+        Progress::Begin(self.session(&export, false))
     }
 
     fn list(&self, data: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidOption> {
         no_data(data)?;
-        for export in self.exports.iter() {
+        for export in self.exports.all() {
             let mut entry = (export.name.len() as u32).to_be_bytes().to_vec();
             entry.extend_from_slice(export.name.as_bytes());
             entry.extend_from_slice(export.description.as_bytes());
@@ -169,6 +169,17 @@ impl Handshake {
         }
         put_reply(out, option::LIST, reply_type::ACK, &[]);
         Ok(())
+    }
+
+    /// The export of that name, or an error reply: "The requested export is not available."
+    fn find(&self, kind: u32, name: &str, out: &mut Vec<u8>) -> Option<Arc<Export>> {
+        let why: &[u8] = match self.exports.find(name) {
+            Found::Here(export) => return Some(export),
+            Found::Expected => b"this export is not available yet; try again later",
+            Found::Nothing => b"no such export",
+        };
+        put_reply(out, kind, reply_type::ERR_UNKNOWN, why);
+        None
     }
 
     /// INFO and GO: the session that a GO would begin, or `None` after an error reply.
@@ -179,10 +190,7 @@ impl Handshake {
         out: &mut Vec<u8>,
     ) -> Result<Option<Session>, InvalidOption> {
         let request = InfoRequest::decode(data)?;
-        let Some(export) = self.exports.find(request.name) else {
-            put_reply(out, kind, reply_type::ERR_UNKNOWN, b"no such export");
-            return Ok(None);
-        };
+        let Some(export) = self.find(kind, request.name, out) else { return Ok(None) };
         let size = export.device.geometry().size_bytes.to_be_bytes();
         let flags = export.transmission_flags(self.structured).to_be_bytes();
         put_info(out, kind, info::EXPORT, &[&size, &flags]);
@@ -197,7 +205,7 @@ impl Handshake {
             put_info(out, kind, info::BLOCK_SIZE, &[&minimum, &preferred, &maximum]);
         }
         put_reply(out, kind, reply_type::ACK, &[]);
-        Ok(Some(self.session(export, request.wants_block_size)))
+        Ok(Some(self.session(&export, request.wants_block_size)))
     }
 
     /// There is no metadata here; the one context that can be selected is a link's name.
@@ -216,10 +224,7 @@ impl Handshake {
             put_reply(out, kind, reply_type::ERR_INVALID, b"negotiate structured replies first");
             return Ok(());
         }
-        let Some(export) = self.exports.find(request.name) else {
-            put_reply(out, kind, reply_type::ERR_UNKNOWN, b"no such export");
-            return Ok(());
-        };
+        let Some(export) = self.find(kind, request.name, out) else { return Ok(()) };
         if let Some(link) = request.query.and_then(LinkId::decode).filter(|_| selects) {
             self.link = Some((export.name.clone(), link));
             let mut context = LINK_CONTEXT_ID.to_be_bytes().to_vec();

@@ -159,6 +159,39 @@ fn unknown_exports_are_refused_and_the_client_may_ask_again() {
 }
 
 #[test]
+fn an_export_that_is_expected_is_not_there_until_it_is_added() {
+    let exports = disks();
+    exports.expect("later").unwrap();
+    assert!(exports.expect("small").is_err() && exports.expect("later").is_err());
+    let mut talk = Talk::begin(exports.clone());
+    for option in [option::INFO, option::GO] {
+        let (replies, _) = talk.say(option, &info_request("later", &[]));
+        assert_eq!(kinds(&replies), [reply_type::ERR_UNKNOWN]);
+        let said = String::from_utf8_lossy(&replies[0].1);
+        assert!(said.contains("not available yet"), "{said}");
+    }
+    let (_, progress) = Talk::begin(exports.clone()).say(option::EXPORT_NAME, b"later");
+    assert!(matches!(progress, Progress::Close(Refusal::UnknownExport)));
+    assert_eq!(talk.say(option::LIST, &[]).0.len(), 3);
+    let later = || Export::new("later", NoData::shared(Geometry::new(512, 512)));
+    exports.add(later()).unwrap();
+    assert!(exports.add(later()).is_err());
+    assert_eq!(talk.say(option::LIST, &[]).0.len(), 4);
+    let (_, progress) = talk.say(option::GO, &info_request("later", &[]));
+    assert!(matches!(progress, Progress::Begin(session) if session.export.name == "later"));
+}
+
+#[test]
+fn the_only_export_is_the_default_also_while_it_is_expected() {
+    let exports = Arc::new(Exports::default());
+    exports.expect("one").unwrap();
+    let go = || Talk::begin(exports.clone()).say(option::GO, &info_request("", &[])).1;
+    assert!(matches!(go(), Progress::Again));
+    exports.add(Export::new("one", NoData::shared(Geometry::new(512, 512)))).unwrap();
+    assert!(matches!(go(), Progress::Begin(_)));
+}
+
+#[test]
 fn what_is_not_supported_is_said() {
     let mut talk = Talk::begin(disks());
     for option in [option::STARTTLS, option::EXTENDED_HEADERS, 4, 12, u32::MAX] {

@@ -4,6 +4,7 @@ use std::io;
 
 use flagstone_nvme::Status;
 use flagstone_nvme::pdu::Fatal;
+use flagstone_runtime::net::may_pass;
 use flagstone_runtime::time::Elapsed;
 
 use crate::stream::rx::RxError;
@@ -68,6 +69,27 @@ pub enum HostError {
     Changed(&'static str),
 }
 
+impl HostError {
+    /// Whether the same attempt may succeed later without any change here: the target cannot be
+    /// reached, or takes nobody at this moment. All else wants an operator.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            HostError::Connect(error) | HostError::Broken(error) => may_pass(error),
+            HostError::Closed | HostError::TimedOut => true,
+            HostError::Refused { status, .. } | HostError::FabricsRefused { status, .. }
+                if status.is_dnr() =>
+            {
+                false
+            }
+            HostError::Refused { status, .. } => status.code() == Status::NAMESPACE_NOT_READY,
+            HostError::FabricsRefused { what, status } => {
+                *what == "Connect" && status.code() == Status::CONNECT_CONTROLLER_BUSY
+            }
+            _ => false,
+        }
+    }
+}
+
 /// A status of a fabrics command, by the name that it has there: Connect's codes are other things
 /// to I/O commands.
 fn fabrics_words(status: Status) -> String {
@@ -95,5 +117,37 @@ impl From<Elapsed> for HostError {
 impl From<Fatal> for HostError {
     fn from(fatal: Fatal) -> HostError {
         HostError::Protocol(fatal)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_no_mistake() {
+        let connect = |kind: io::ErrorKind| HostError::Connect(kind.into());
+        let refused = |status| HostError::FabricsRefused { what: "Connect", status };
+        for passing in [
+            connect(io::ErrorKind::ConnectionRefused),
+            connect(io::ErrorKind::HostUnreachable),
+            HostError::Closed,
+            HostError::TimedOut,
+            refused(Status::CONNECT_CONTROLLER_BUSY),
+            HostError::Refused { what: "Identify", status: Status::NAMESPACE_NOT_READY },
+        ] {
+            assert!(passing.may_pass(), "{passing}");
+        }
+        for mistake in [
+            connect(io::ErrorKind::PermissionDenied),
+            refused(Status::CONNECT_INVALID_PARAMETERS.dnr()),
+            refused(Status::CONNECT_INVALID_HOST.dnr()),
+            refused(Status::CONNECT_CONTROLLER_BUSY.dnr()),
+            HostError::Unsupported("authentication"),
+            HostError::NoNamespace,
+            HostError::Changed("its size"),
+        ] {
+            assert!(!mistake.may_pass(), "{mistake}");
+        }
     }
 }

@@ -78,7 +78,7 @@ pub(crate) fn connect(
     if !subsystem.allows(&host.nqn) {
         return Err(not_allowed());
     }
-    if target.is_draining() {
+    if target.is_draining() || subsystem.is_held() {
         return Err(Status::CONNECT_CONTROLLER_BUSY.into());
     }
     let qid = command.qid.get();

@@ -209,6 +209,30 @@ impl Target {
         Ok(())
     }
 
+    /// Lets no host connect to a subsystem that is not ready, until [`Target::admit`]: Connect is
+    /// answered with Connect Controller Busy, which hosts retry. A host that connected and found a
+    /// namespace missing would give it up. It is in the discovery log all the same.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`].
+    pub fn hold(&self, nqn: &Nqn) -> Result<(), TargetError> {
+        self.subsystem_named(nqn)?.set_held(true);
+        Ok(())
+    }
+
+    /// Lets hosts connect to a subsystem that was held; hosts that follow the discovery log are told
+    /// that there is something new.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`].
+    pub fn admit(&self, nqn: &Nqn) -> Result<(), TargetError> {
+        let subsystem = self.subsystem_named(nqn)?;
+        if subsystem.set_held(false) {
+            self.discovery_changed(|host| subsystem.is_discovered_by(host));
+        }
+        Ok(())
+    }
+
     /// Changes which hosts may connect to a subsystem, empty lets any; hosts that no longer may are
     /// disconnected.
     ///

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use flagstone_nvme::Nqn;
@@ -43,6 +43,8 @@ pub(crate) struct Subsystem {
     pub(super) kind: Kind,
     /// In no discovery log.
     hidden: bool,
+    /// Nobody may connect for now.
+    held: AtomicBool,
     hosts: Mutex<BTreeSet<Nqn>>,
     namespaces: Mutex<Namespaces>,
     /// Of the table in `namespaces`: connections see here whether theirs is out of date.
@@ -86,6 +88,7 @@ impl Subsystem {
             serial,
             kind,
             hidden: false,
+            held: AtomicBool::new(false),
             hosts: Mutex::new(hosts),
             namespaces: Mutex::new(Namespaces { table, uuids: BTreeSet::new() }),
             generation: AtomicU64::new(0),
@@ -120,6 +123,16 @@ impl Subsystem {
     pub(super) fn allows(&self, host: &Nqn) -> bool {
         let hosts = lock(&self.hosts);
         hosts.is_empty() || hosts.contains(host)
+    }
+
+    /// Sets whether nobody may connect for now; gives whether that was so.
+    pub(super) fn set_held(&self, held: bool) -> bool {
+        self.held.swap(held, Ordering::AcqRel)
+    }
+
+    /// Whether nobody may connect for now.
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
     }
 
     /// Hosts on the allow-list; empty lets any.

@@ -288,3 +288,15 @@ fn a_connect_command_of_another_queue_size_is_not_cut() {
     let connected = attempt.send(&target).unwrap();
     assert_eq!((connected.queue.entries, connected.queue.flow_control), (2, true));
 }
+
+#[test]
+fn a_held_subsystem_takes_nobody_until_it_is_admitted() {
+    let target = target();
+    target.hold(&volume()).unwrap();
+    assert_eq!(Attempt::admin(&volume()).send(&target).unwrap_err(), busy());
+    // Nobody is told not to come again.
+    assert!(!busy().status.is_dnr());
+    let _discovery = Host::connect(&target, &Nqn::discovery());
+    target.admit(&volume()).unwrap();
+    assert!(Host::connect(&target, &volume()).controller().is_ready());
+}

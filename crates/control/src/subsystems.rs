@@ -1,0 +1,108 @@
+//! A configuration's volumes as NVMe namespaces of its subsystems.
+
+use std::sync::Arc;
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_nvme::Nqn;
+use flagstone_nvmf::target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+
+use crate::config::{Config, Subsystem};
+use crate::mirrors;
+use crate::serve::ServeError;
+
+/// Most controllers of a target: their identifiers end at FFEFh (NVMe over Fabrics 1.1, Connect).
+const MAX_CONTROLLERS: u32 = 65_519;
+
+pub(crate) fn unservable(error: impl std::fmt::Display) -> ServeError {
+    ServeError::Unservable(error.to_string())
+}
+
+/// A target of all subsystems. A volume without a device is no namespace yet; hosts cannot connect
+/// to a subsystem as long as it has none at all.
+pub(crate) fn nvme_target(
+    config: &Config,
+    devices: &[Option<SharedDevice>],
+    machine: &[u8],
+) -> Result<Arc<Target>, ServeError> {
+    let nvme = &config.server.nvme;
+    let mut default = TargetConfig::default();
+    if let Some(share) = mirrors::share(config) {
+        (default.controller_ids, default.first_port_id) = mirrors::identifiers(share);
+    }
+    let target = Target::new(TargetConfig {
+        in_capsule_bytes: nvme.in_capsule_bytes,
+        max_io_queues: nvme.max_queues,
+        max_queue_entries: nvme.queue_depth,
+        mdts_bytes: nvme.mdts_bytes,
+        max_h2c_data_bytes: nvme.mdts_bytes,
+        allow_header_digest: nvme.header_digest,
+        allow_data_digest: nvme.data_digest,
+        slow_peer_timeout: nvme.stall_timeout,
+        handshake_timeout: nvme.handshake_timeout,
+        // Every controller has a connection, its admin queue.
+        max_controllers: nvme.max_connections.min(MAX_CONTROLLERS),
+        connection_payload_bytes: default.connection_payload_bytes.max(nvme.mdts_bytes as usize),
+        ..default
+    })
+    .map_err(unservable)?;
+    for subsystem in &config.subsystems {
+        add_subsystem(&target, config, subsystem, devices, machine)?;
+    }
+    Ok(target)
+}
+
+fn add_subsystem(
+    target: &Arc<Target>,
+    config: &Config,
+    subsystem: &Subsystem,
+    devices: &[Option<SharedDevice>],
+    machine: &[u8],
+) -> Result<(), ServeError> {
+    let nqn = nqn(&subsystem.nqn)?;
+    let hosts = subsystem.allow_hosts.as_deref().unwrap_or_default();
+    target
+        .add_subsystem(SubsystemConfig {
+            nqn,
+            serial: config.serial_number(subsystem, machine),
+            allow_hosts: hosts.iter().map(|host| self::nqn(host)).collect::<Result<_, _>>()?,
+        })
+        .map_err(unservable)?;
+    if !subsystem.namespaces.is_empty() {
+        target.hold(&nqn).map_err(unservable)?;
+    }
+    for volume in &subsystem.namespaces {
+        if let Some(device) = &devices[*volume] {
+            add_volume(target, config, *volume, device, machine)?;
+        }
+    }
+    Ok(())
+}
+
+/// Serves the volume at an index of the configuration as the namespace that it is to be, and lets
+/// hosts connect to its subsystem.
+pub(crate) fn add_volume(
+    target: &Arc<Target>,
+    config: &Config,
+    volume: usize,
+    device: &SharedDevice,
+    machine: &[u8],
+) -> Result<(), ServeError> {
+    let mut places = config.subsystems.iter().filter_map(|subsystem| {
+        let place = subsystem.namespaces.iter().position(|index| *index == volume)?;
+        Some((subsystem, place as u32 + 1))
+    });
+    let Some((subsystem, nsid)) = places.next() else { return Ok(()) };
+    let nqn = nqn(&subsystem.nqn)?;
+    let namespace = NamespaceConfig {
+        nsid: Some(nsid),
+        device: device.clone(),
+        uuid: config.volume_uuid(volume, machine).0,
+        read_only: config.volumes[volume].read_only,
+    };
+    target.add_namespace(&nqn, namespace).map_err(unservable)?;
+    target.admit(&nqn).map_err(unservable)
+}
+
+fn nqn(text: &str) -> Result<Nqn, ServeError> {
+    Nqn::new(text).map_err(|error| unservable(format!("{text}: {error}")))
+}

@@ -1,0 +1,226 @@
+//! Volumes that are stored on another server, which is not there when theirs starts: they come when
+//! that one does, and nothing else has to wait for them.
+#![allow(clippy::disallowed_methods, reason = "a real listener is what the program meets")]
+
+use std::fs;
+use std::io::Read as _;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use flagstone_tests::http::{ask, get};
+use flagstone_tests::load::Load;
+use flagstone_tests::process::until;
+use flagstone_tests::scratch::Scratch;
+use flagstone_tests::server::{NQN_PREFIX, Server, binary};
+use serde_json::Value;
+
+const LISTENERS: [&str; 2] = ["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"];
+
+const VERIFIED: &str = "--rw randwrite --bs 4k --depth 8 --ios 2000 --verify --size 8MiB";
+
+/// A server of the volumes `db` and `log`, which was there and is not any more: its ports are known.
+fn gone() -> (Server, Scratch) {
+    let scratch = Scratch::new();
+    let volume = |name: &str| format!("{name}={}", scratch.disk(name, 16 << 20).display());
+    let mut server = Server::start(&[&volume("db"), &volume("log")]);
+    server.kill();
+    (server, scratch)
+}
+
+/// A server of a configuration.
+fn serve(scratch: &Scratch, text: &str) -> Server {
+    let file = scratch.join("flagstone.toml");
+    fs::write(&file, text).expect("the configuration can be written");
+    let file = file.to_str().expect("temporary paths are UTF-8");
+    Server::start_with(&[], &LISTENERS, &[file])
+}
+
+fn waiting(api: &Path, volume: &str) -> Value {
+    get(api, &format!("/v1/volumes/{volume}"))["waiting"].clone()
+}
+
+/// The value of a metric of a volume.
+fn metric(api: &Path, family: &str, volume: &str) -> u64 {
+    let metrics = ask(api, "GET", "/metrics").body;
+    let sample = format!("{family}{{volume=\"{volume}\"}} ");
+    let value = metrics.lines().find_map(|line| line.strip_prefix(&sample)?.parse().ok());
+    value.unwrap_or_else(|| panic!("no {sample} in:\n{metrics}"))
+}
+
+fn wait_until_served(server: &Server, volume: &str) {
+    let api = server.api();
+    let served = || waiting(&api, volume).is_null();
+    until(&format!("{volume} is served"), served, || server.output());
+}
+
+fn status(server: &Server, arguments: &[&str]) -> String {
+    let mut command = Command::new(binary());
+    command.arg("status").args(arguments).arg("--api").arg(server.api()).stdin(Stdio::null());
+    let output = command.output().expect("flagstone runs");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Why a host cannot use a target.
+fn refusal(target: &str) -> String {
+    let ended = Load::start(target, "--rw randread --ios 1").wait();
+    assert_eq!(ended.code, Some(1), "{}", ended.log);
+    ended.log
+}
+
+#[test]
+fn a_volume_comes_when_the_server_that_stores_it_does() {
+    let (mut far, _disks) = gone();
+    let scratch = Scratch::new();
+    let text = format!(
+        "[volume.own]\ndevice = {:?}\n[volume.nvme]\nlimit.iops = 100000\ndevice = \"{}\"\n\
+         [volume.nbd]\ndevice = \"{}\"\n",
+        scratch.disk("own", 16 << 20),
+        far.nvme_uri("db"),
+        far.nbd_uri("log"),
+    );
+    // Without the wait the server does not come to serve.
+    let server = serve(&scratch, &text);
+    let api = server.api();
+    for target in [server.nvme_uri("own"), server.nbd_uri("own")] {
+        Load::start(&target, VERIFIED).wait().assert_complete();
+    }
+    for (name, device) in [("nvme", far.nvme_uri("db")), ("nbd", far.nbd_uri("log"))] {
+        let wait = waiting(&api, name);
+        let reason = wait["reason"].as_str().expect("it waits");
+        assert!(reason.contains(name) && reason.contains(&device), "{reason}");
+        assert!(wait["attempts"].as_u64() > Some(0), "{wait}");
+        assert_eq!(metric(&api, "flagstone_volume_waiting", name), 1);
+        assert!(metric(&api, "flagstone_volume_open_failures_total", name) > 0);
+        assert!(status(&server, &[]).contains(&format!("{name} is not served yet")));
+        assert!(status(&server, &[name]).contains(&format!("volume {name}: not served yet")));
+        // What a host is told has it come again.
+        let said = refusal(&server.nvme_uri(name));
+        assert!(said.contains("Connect Controller Busy"), "{said}");
+        let said = refusal(&server.nbd_uri(name));
+        assert!(said.contains("has no export"), "{said}");
+    }
+    assert!(waiting(&api, "own").is_null());
+    assert_eq!(metric(&api, "flagstone_volume_waiting", "own"), 0);
+    assert!(server.output().contains("this is tried again"), "{}", server.output());
+
+    far.restart();
+    for name in ["nvme", "nbd"] {
+        wait_until_served(&server, name);
+        assert_eq!(metric(&api, "flagstone_volume_waiting", name), 0);
+        for target in [server.nvme_uri(name), server.nbd_uri(name)] {
+            Load::start(&target, VERIFIED).wait().assert_complete();
+        }
+        let volume = get(&api, &format!("/v1/volumes/{name}"));
+        assert_eq!(volume["size_bytes"], 16 << 20, "{volume:#}");
+        // Counted from the first call, and within its limit.
+        assert!(volume["io"]["write"]["count"].as_u64() >= Some(2000), "{volume:#}");
+    }
+    let limits = &get(&api, "/v1/volumes/nvme")["limits"];
+    assert!(limits[0]["passed"].as_u64() > Some(0), "{limits:#}");
+    assert!(status(&server, &["nvme"]).contains("16MiB"), "{}", status(&server, &["nvme"]));
+}
+
+#[test]
+fn servers_that_wait_for_each_other_come_one_after_the_other() {
+    let (mut last, _disks) = gone();
+    let middle = Server::start(&[&format!("db={}", last.nvme_uri("db"))]);
+    // It is reached, and takes nobody yet.
+    let first = Server::start(&[&format!("db={}", middle.nvme_uri("db"))]);
+    let reason = waiting(&first.api(), "db");
+    assert!(reason["reason"].as_str().unwrap().contains("Controller Busy"), "{reason}");
+    last.restart();
+    wait_until_served(&first, "db");
+    Load::start(&first.nvme_uri("db"), VERIFIED).wait().assert_complete();
+}
+
+#[test]
+fn a_subsystem_of_several_has_those_that_are_there() {
+    let (mut far, _disks) = gone();
+    let scratch = Scratch::new();
+    let text = format!(
+        "[subsystem.all]\nnamespaces = [\"far\", \"own\"]\n\
+         [volume.far]\ndevice = \"{}\"\n[volume.own]\ndevice = \"memory:16MiB\"\n",
+        far.nvme_uri("db"),
+    );
+    let server = serve(&scratch, &text);
+    let namespace = |nsid: u32| format!("{}?nsid={nsid}", server.nvme_uri("all"));
+    Load::start(&namespace(2), VERIFIED).wait().assert_complete();
+    let said = refusal(&namespace(1));
+    assert!(said.contains("no such namespace"), "{said}");
+    far.restart();
+    wait_until_served(&server, "far");
+    Load::start(&namespace(1), VERIFIED).wait().assert_complete();
+    Load::start(&namespace(2), VERIFIED).wait().assert_complete();
+}
+
+#[test]
+fn a_server_that_waits_ends_when_it_is_told_to() {
+    let (far, _disks) = gone();
+    let volumes = [format!("db={}", far.nvme_uri("db")), format!("log={}", far.nbd_uri("log"))];
+    let mut server = Server::start(&volumes.each_ref().map(String::as_str));
+    let status = server.terminate();
+    assert_eq!(status.code(), Some(0), "{status}\n{}", server.output());
+}
+
+#[test]
+fn a_server_that_is_told_to_stop_while_it_opens_its_volumes_stops() {
+    // Whoever connects to it waits for an answer.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = silent.local_addr().expect("bound");
+    let volume = format!("db=nvme-tcp://{address}/{NQN_PREFIX}db");
+    let mut server = Command::new(binary())
+        .args(["serve", "--volume", &volume, "--listen", "nbd://127.0.0.1:0", "--api", "none"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("flagstone runs");
+    let _held = silent.accept().expect("it connects");
+    kill_process(Pid::from_child(&server), Signal::TERM).expect("it runs");
+    let mut printed = String::new();
+    let mut out = server.stdout.take().expect("a pipe");
+    out.read_to_string(&mut printed).expect("what it prints is text");
+    assert_eq!(server.wait().expect("it ends").code(), Some(0));
+    assert_eq!(printed, "", "it began to serve all the same");
+}
+
+#[test]
+fn a_mistake_ends_the_start() {
+    let (mut far, disks) = gone();
+    far.restart();
+    let scratch = Scratch::new();
+    let missing = scratch.join("missing");
+    let nowhere = format!("nvme-tcp://127.0.0.1:1/{NQN_PREFIX}db");
+    let (unknown, known) = (far.nvme_uri("dbx"), far.nvme_uri("db"));
+    let no_export = far.nbd_uri("dbx");
+    let cases = [
+        (format!("device = \"{unknown}\""), "no subsystem of this NQN"),
+        (format!("device = \"{known}?nsid=7\""), "no such namespace"),
+        (format!("device = \"{no_export}\""), "has no export"),
+        (format!("block_size = 512\ndevice = \"{known}\""), "block_size = 512 cannot be had"),
+        (format!("device = {missing:?}"), "missing"),
+        // Also behind one that is not reached.
+        (format!("stripe.devices = [\"{nowhere}x\", {missing:?}]"), "missing"),
+    ];
+    for (table, expected) in cases {
+        let file = scratch.join("wrong.toml");
+        let text = format!(
+            "[server]\nlisten = [\"nbd://127.0.0.1:0\"]\napi = \"none\"\n\
+             [volume.far]\ndevice = \"{nowhere}\"\n[volume.wrong]\n{table}\n"
+        );
+        fs::write(&file, text).expect("the configuration can be written");
+        let output = Command::new(binary())
+            .arg("serve")
+            .arg(&file)
+            .stdin(Stdio::null())
+            .output()
+            .expect("flagstone runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{table}\n{said}");
+        let error = said.lines().find(|line| line.contains("error:")).unwrap_or_default();
+        assert!(error.contains("`wrong`") && error.contains(expected), "{table}\n{said}");
+    }
+    drop(disks);
+}
