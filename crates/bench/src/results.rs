@@ -299,19 +299,6 @@ pub fn settled(records: Vec<Record>, plan: &Plan) -> Vec<Record> {
     records.into_iter().zip(keep).filter_map(|(record, keep)| keep.then_some(record)).collect()
 }
 
-/// The results of a directory or of a file of lines, as they are to be compared: [`settled`] where
-/// there is a plan.
-///
-/// # Errors
-/// As [`read`].
-pub fn to_compare(path: &Path) -> Result<Vec<Record>, Error> {
-    let records = read(path)?;
-    match path.join("campaign.json").exists() {
-        true => Ok(settled(records, &Store::open(path)?.1)),
-        false => Ok(records),
-    }
-}
-
 /// Records, and how many bytes the whole lines have.
 fn read_lines(path: &Path) -> Result<(Vec<Record>, u64), Error> {
     let text =

@@ -9,7 +9,7 @@ use flagstone_bench::environment::{Disk, Environment};
 use flagstone_bench::measurement::{Measurement, PERCENTILES};
 use flagstone_bench::nature::{Nature, Origin};
 use flagstone_bench::os::Stopwatch;
-use flagstone_bench::report::{Album, Drawing, Drawn, Extras, Report, Run};
+use flagstone_bench::report::{Album, Drawing, Drawn, Extras, Report, Run, by_size, comparison};
 use flagstone_bench::results::{Record, Store};
 use flagstone_bench::suite;
 use flagstone_bench::table::Table;
@@ -330,6 +330,36 @@ fn an_album_has_the_summary_first_and_each_run_after() {
         let id = link.strip_prefix('#').expect("to this page");
         assert!(document.descendants().any(|n| n.attribute("id") == Some(id)), "{link}");
     }
+}
+
+/// A run of the suite `provisioned-iops` of one disk, which has the same path on every machine.
+fn provisioned(directory: &Path, gb: u64, iops: f64) -> PathBuf {
+    let suite = suite::find("provisioned-iops").expect("it is built in");
+    let target = "/dev/sdb".parse().expect("it is right");
+    let plan = Plan::new(&suite, vec![target], 1 << 30);
+    let results = directory.join(format!("{gb}gb"));
+    let store = Store::create(&results, &plan).expect("it is new");
+    let disk = Disk { size_bytes: Some(gb * 1_000_000_000), ..Disk::default() };
+    let mut environment = Environment::default();
+    environment.disks.insert("/dev/sdb".to_owned(), disk);
+    store.environment(&environment).expect("it is kept");
+    let (job, target) = (&plan.jobs[0], &plan.targets[0]);
+    let measured = measurement(iops, job.block_bytes, 1, &mut Numbers(3));
+    store.append(&Record::new("provisioned-iops", job, target, measured)).expect("it is kept");
+    results
+}
+
+#[test]
+fn a_disk_has_the_size_that_its_own_run_saw() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let runs = [(200, 309.0), (600, 745.0)].map(|(gb, iops)| {
+        Run::read(&provisioned(directory.path(), gb, iops)).expect("it can be read")
+    });
+    let table = by_size(&runs, &comparison(&runs)).expect("sizes are known");
+    let figures: Vec<_> = table.rows.iter().map(|row| [&row[2], &row[3], &row[6]]).collect();
+    assert_eq!(figures, [["200", "309", "2.06"], ["600", "745", "1.66"]]);
+    let other = [Run::read(&mirror(directory.path(), Nature::Real)).expect("it can be read")];
+    assert_eq!(by_size(&other, &comparison(&other)), None, "it measured something else");
 }
 
 #[test]

@@ -99,6 +99,7 @@ fn a_run_a_list_a_comparison_and_a_report() {
     let bench = Bench::new();
     let (out, errors) = bench.ends("run quick a=./x b=./y --size 1m --results r", 0);
     assert!(out.contains("medians of n repetitions") && out.contains("randwrite-4k"), "{out}");
+    assert!(!out.contains("IOPS by size"), "of a suite that measures it: {out}");
     assert!(errors.contains("results are in r"), "{errors}");
     let results = bench.results("r");
     assert_eq!(results.len(), 4 * 4 * 2);
@@ -134,6 +135,28 @@ fn a_run_a_list_a_comparison_and_a_report() {
     assert_eq!(page, html);
     let (_, errors) = bench.ends("report none", 1);
     assert!(errors.contains("none"), "{errors}");
+}
+
+#[test]
+fn iops_by_size_are_told_at_the_end_of_a_run_and_by_a_comparison() {
+    let bench = Bench::new();
+    let line = "run provisioned-iops small=./s large=./l --size 20m --results r --repetitions 4";
+    let (out, _) = bench.ends(line, 0);
+    let title = "IOPS by size (0.75 IOPS a GB is a standard persistent disk's)\n";
+    let (_, table) = out.split_once(title).unwrap_or_else(|| panic!("{out}"));
+    let rows: Vec<Vec<&str>> =
+        table.lines().take(3).map(|row| row.split_whitespace().collect()).collect();
+    assert!(rows[0].starts_with(&["on", "job", "size,", "GB", "IOPS"]), "{table}");
+    // The fake's figures go up from 1,001, and the two take turns: the medians differ.
+    assert!(rows[1][0].starts_with("small") && rows[2][0].starts_with("large"), "{table}");
+    assert!(rows[1..].iter().all(|row| row.contains(&"read-iops") && row.contains(&"0.02")));
+    let (compared, _) = bench.ends("compare r", 0);
+    assert_eq!(compared, out, "a comparison of the run says what the run said");
+    let (csv, _) = bench.ends("compare r --format csv", 0);
+    assert!(csv.contains("on,job,\"size, GB\",IOPS,IOPS a GB,"), "{csv}");
+    bench.ends("report r -o page.html --files files", 0);
+    let (markdown, _) = bench.ends("compare r --format markdown", 0);
+    assert!(markdown.contains(&bench.read("files/by-size.md")), "the report's own: {markdown}");
 }
 
 #[test]

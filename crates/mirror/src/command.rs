@@ -11,7 +11,7 @@ use crate::options::PeerOptions;
 use crate::peer::{About, Answer, AskError, Refusal, Reply, Request, identify, order};
 use crate::plan::{Plan, plan};
 use crate::replica::Statistics;
-use crate::roles::RoleError;
+use crate::roles::{RoleError, least_epoch};
 use crate::split::common;
 use crate::state::{Facts, MirrorState, PeerStatus, Phase, Status, Wish, derive};
 
@@ -404,7 +404,7 @@ impl Inner {
             return Err(RoleError::Io(error).into());
         }
         let superblock = self.local.superblock();
-        let epoch = superblock.epoch.saturating_add(1);
+        let epoch = least_epoch(superblock.epoch);
         let told = tell_ancestors(&session, &superblock).await;
         let promoted = match told {
             Ok(()) => order(&session, Request::Promote { epoch }).await,

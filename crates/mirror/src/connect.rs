@@ -16,11 +16,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use flagstone_blockdev::IoError;
 use flagstone_runtime::time;
 
 use crate::decide::Amount;
 use crate::format::superblock::{Role, Superblock};
-use crate::id::Generation;
+use crate::id::{Generation, Uuid};
 use crate::limits::{RETRY_MAX_MS, RETRY_MIN_MS};
 use crate::mirror::{Inner, LegState, State};
 use crate::peer::{About, AskError, Attach, Request, SharedSession, identify, order};
@@ -35,7 +36,7 @@ pub(crate) enum Ended {
     Peer(#[from] AskError),
     /// Our own leg or log.
     #[error("our own device: {0}")]
-    Local(flagstone_blockdev::IoError),
+    Local(IoError),
     /// Something has changed meanwhile: ask again.
     #[error("things have changed meanwhile")]
     Changed,
@@ -162,6 +163,26 @@ async fn step_down_for(inner: &Arc<Inner>, mine: &About, peers: &About) -> Resul
 }
 
 impl Inner {
+    /// Gives a peer a place of its own in the superblock, durably. Two that are met for the first
+    /// time at once find the same place free: who comes second looks again.
+    async fn remember(&self, peer: Uuid) -> Result<(), IoError> {
+        loop {
+            let before = self.local.superblock().peers;
+            let slot = self.slot_of(peer);
+            let keep = move |superblock: &mut Superblock| {
+                let place = &mut superblock.peers[slot].replica;
+                let unchanged = *place == before[slot].replica;
+                if unchanged {
+                    *place = peer;
+                }
+                unchanged
+            };
+            if self.local.update(keep).await? {
+                return Ok(());
+            }
+        }
+    }
+
     /// What a meeting came to, while there is no session.
     fn found(&self, leg: usize, phase: Phase) {
         self.change(|state| {
@@ -211,11 +232,7 @@ async fn lead(
     let amount = if full { Some(Amount::Full) } else { amount };
     // What earlier sessions left in hand is marked before anything is decided for good.
     inner.wait(|state| (state.legs[leg].sending == 0).then_some(())).await;
-    let slot = inner.slot_of(peers.view.replica);
-    let keep = move |superblock: &mut Superblock| {
-        superblock.peers[slot].replica = peers.view.replica;
-    };
-    inner.local.update(keep).await.map_err(Ended::Local)?;
+    inner.remember(peers.view.replica).await.map_err(Ended::Local)?;
     let superblock = inner.local.superblock();
     let next = inner.epoch_after(peers.view.epoch);
     let phase = amount.map_or(Phase::Resync(Amount::Partial), Phase::Resync);

@@ -17,11 +17,19 @@ use crate::peer::{About, Request, order};
 /// Epochs are dealt out to so many replicas: the own and two peers, and one for good measure.
 const EPOCH_STRIDE: u64 = 4;
 
-/// The next epoch of the replica that is `rank`-th of its volume, after all that were seen. There is
-/// none after the last number, which only a forged one comes near: it is never an earlier one.
+/// The least epoch after all that were seen, whoever takes it: a peer that is asked to be the source
+/// takes its own next one from there on. There is none after the last number, which only a forged
+/// one comes near: it is never an earlier one.
+pub(crate) fn least_epoch(seen: u64) -> u64 {
+    seen.saturating_add(1)
+}
+
+/// The epoch that the replica which is `rank`-th of its volume takes after all that were seen: its
+/// first from [`least_epoch`] on.
 pub(crate) fn next_epoch(seen: u64, rank: u64) -> u64 {
-    let first = (seen - seen % EPOCH_STRIDE).saturating_add(rank % EPOCH_STRIDE);
-    if first > seen { first } else { first.saturating_add(EPOCH_STRIDE) }
+    let least = least_epoch(seen);
+    let first = (least - least % EPOCH_STRIDE).saturating_add(rank % EPOCH_STRIDE);
+    if first >= least { first } else { first.saturating_add(EPOCH_STRIDE) }
 }
 
 /// A change of role under way; ended when dropped.
@@ -279,6 +287,18 @@ mod tests {
                 assert_eq!(next % EPOCH_STRIDE, rank);
             }
         }
+    }
+
+    #[test]
+    fn who_is_asked_takes_the_first_of_its_epochs_from_the_one_that_is_named() {
+        for seen in (0..40).chain(u64::MAX - 8..u64::MAX - EPOCH_STRIDE) {
+            let named = least_epoch(seen);
+            assert!(named > seen);
+            let taken = [0, 1, 2, 3].map(|rank| next_epoch(seen, rank));
+            assert!(taken.iter().all(|epoch| *epoch >= named), "{seen}: {taken:?}");
+            assert!(taken.contains(&named), "{seen}: {taken:?} leave out what may be taken");
+        }
+        assert_eq!(least_epoch(u64::MAX), u64::MAX, "never an earlier one");
     }
 
     #[test]

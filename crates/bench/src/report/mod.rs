@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::album::Album;
 pub use self::extras::{Drawing, Drawn, Extras};
+pub use self::tables::by_size;
 
 use crate::campaign::Plan;
 use crate::compare::Comparison;
@@ -77,6 +78,11 @@ impl Run {
         let extras = Extras::read(path)?;
         Ok(Run { name, rounds, records, plan: Some(plan), environments, extras })
     }
+}
+
+/// Runs side by side: the targets of a single one, or else each target of each run.
+pub fn comparison(runs: &[Run]) -> Comparison {
+    Comparison::of_runs(runs.iter().map(|run| (run.name.clone(), run.records.clone())).collect())
 }
 
 /// A picture with the name of its files.
@@ -148,8 +154,7 @@ impl Report {
     /// Of one run, whose targets are put side by side, or of several. There is at least one.
     pub fn new(runs: Vec<Run>) -> Report {
         let title = title(&runs);
-        let named = runs.iter().map(|run| (run.name.clone(), run.records.clone())).collect();
-        let comparison = Comparison::of_runs(named);
+        let comparison = comparison(&runs);
         let tables = tables::all(&runs, &comparison);
         let mut plots = plots::all(&runs, &comparison);
         let plots_left_out = plots.len().saturating_sub(crate::limits::REPORT_PLOTS);

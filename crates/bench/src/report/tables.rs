@@ -2,9 +2,12 @@
 
 use super::{Named, Run};
 use crate::compare::{Comparison, Figure};
-use crate::published::{by_disks, by_size, published};
+use crate::published::{by_disks, by_size as of_sizes, published};
 use crate::stats::steady;
 use crate::table::Table;
+
+/// The suite whose results are shown by the size of the disks.
+const BY_SIZE: &str = "provisioned-iops";
 
 /// All of them: the summary first.
 pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Named> {
@@ -20,13 +23,10 @@ pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Named> {
             add(format!("by-disks-{other}-{}", at + 1), table);
         }
     }
-    let suites = suites(runs);
-    if suites.contains(&"provisioned-iops".to_owned())
-        && let Some(table) = by_size(comparison, &sizes(runs, comparison))
-    {
+    if let Some(table) = by_size(runs, comparison) {
         add("by-size".to_owned(), table);
     }
-    for suite in suites {
+    for suite in suites(runs) {
         if let Some(table) = published(&suite) {
             add(format!("published-{suite}"), table);
         }
@@ -46,6 +46,12 @@ pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Named> {
     tables
 }
 
+/// IOPS by the size of the disks, where runs measured that and know a size.
+pub fn by_size(runs: &[Run], comparison: &Comparison) -> Option<Table> {
+    let measured = suites(runs).iter().any(|suite| suite == BY_SIZE);
+    measured.then(|| of_sizes(comparison, &sizes(runs, comparison))).flatten()
+}
+
 fn suites(runs: &[Run]) -> Vec<String> {
     let mut suites: Vec<String> = Vec::new();
     for record in runs.iter().flat_map(|run| &run.records) {
@@ -56,20 +62,19 @@ fn suites(runs: &[Run]) -> Vec<String> {
     suites
 }
 
-/// The size of each thing's disks together, in GB.
+/// The size of each thing's disks together, in GB: as its own run saw them, as a path can be of
+/// another disk in another run.
 fn sizes(runs: &[Run], comparison: &Comparison) -> Vec<Option<f64>> {
-    let of = |address: &str| {
-        let disks = address.split(',').map(|disk| {
-            let environments = runs.iter().flat_map(|run| &run.environments);
-            environments.filter_map(|all| all.disks.get(disk)?.size_bytes).next_back()
+    let of = |at: usize| {
+        let record = comparison.rows().iter().find_map(|row| row.records[at].first())?;
+        let run = runs.iter().find(|run| run.records.contains(record))?;
+        let disks = record.address.split(',').map(|disk| {
+            let sizes = run.environments.iter().filter_map(|all| all.disks.get(disk)?.size_bytes);
+            sizes.last()
         });
         disks.sum::<Option<u64>>().map(|bytes| bytes as f64 / 1e9)
     };
-    let address = |at: usize| {
-        let record = comparison.rows().iter().find_map(|row| row.records[at].first())?;
-        of(&record.address)
-    };
-    (0..comparison.names().len()).map(address).collect()
+    (0..comparison.names().len()).map(of).collect()
 }
 
 /// How steady each round was, of runs that went on until it was.

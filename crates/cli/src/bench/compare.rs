@@ -1,8 +1,7 @@
 //! `flagstone bench compare`.
 
 use flagstone_bench::Error;
-use flagstone_bench::compare::Comparison;
-use flagstone_bench::results;
+use flagstone_bench::report::{Run, comparison};
 use flagstone_bench::stats::REPETITIONS_LEAST;
 
 use super::args::CompareArgs;
@@ -10,11 +9,12 @@ use crate::exit::Exit;
 use crate::output::{complain, print};
 
 pub(super) fn run(args: &CompareArgs) -> Result<Exit, Error> {
-    let comparison = read(args)?;
+    let runs = args.results.iter().map(|path| Run::read(path)).collect::<Result<Vec<_>, _>>()?;
+    let comparison = comparison(&runs);
     if args.fail_if_slower.is_some() && comparison.names().len() < 2 {
         return Err(Error::usage("--fail-if-slower needs two results, or a result of two targets"));
     }
-    let exit = print(&super::tables(&comparison, args.format.into()), Exit::Success);
+    let exit = print(&super::tables(&runs, args.format.into()), Exit::Success);
     let Some(most) = args.fail_if_slower else { return Ok(exit) };
     let few = comparison.undecidable();
     if !few.is_empty() {
@@ -36,13 +36,4 @@ pub(super) fn run(args: &CompareArgs) -> Result<Exit, Error> {
         ));
     }
     Ok(if slower.is_empty() { exit } else { Exit::Slower })
-}
-
-fn read(args: &CompareArgs) -> Result<Comparison, Error> {
-    let mut runs = Vec::new();
-    for path in &args.results {
-        let name = path.display().to_string().trim_end_matches('/').to_owned();
-        runs.push((name, results::to_compare(path)?));
-    }
-    Ok(Comparison::of_runs(runs))
 }

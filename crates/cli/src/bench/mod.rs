@@ -12,9 +12,9 @@ pub(crate) mod watch;
 
 use flagstone_bench::Error;
 use flagstone_bench::campaign::Ending;
-use flagstone_bench::compare::Comparison;
 use flagstone_bench::compare::Figure;
 use flagstone_bench::published::by_disks;
+use flagstone_bench::report::{Run, by_size, comparison};
 use flagstone_bench::table::{Form, Table};
 
 use self::args::{BenchArgs, BenchCommand};
@@ -48,14 +48,16 @@ fn exit_of(ending: Ending) -> Exit {
     }
 }
 
-/// All tables of a comparison.
-fn tables(comparison: &Comparison, form: Form) -> String {
+/// All tables of runs side by side.
+fn tables(runs: &[Run], form: Form) -> String {
+    let comparison = &comparison(runs);
     let mut all: Vec<Table> = vec![comparison.summary()];
     if comparison.names().len() > 1 {
         all.extend(Figure::ALL.map(|figure| comparison.figure(figure)));
         all.extend((1..comparison.names().len()).filter_map(|other| comparison.overhead(other)));
         all.extend((1..comparison.names().len()).flat_map(|other| by_disks(comparison, other)));
     }
+    all.extend(by_size(runs, comparison));
     all.extend(comparison.cpu());
     let texts: Vec<_> = all.iter().map(|table| table.write(form)).collect();
     texts.join("\n")

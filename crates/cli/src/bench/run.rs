@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use flagstone_bench::Error;
 use flagstone_bench::attach::{Choice, Initiator, connect_command};
 use flagstone_bench::campaign::{Campaign, Plan, Watcher as _};
-use flagstone_bench::compare::Comparison;
 use flagstone_bench::fio::Fio;
 use flagstone_bench::fio::arguments::shell;
 use flagstone_bench::generator::{Generator, arguments};
 use flagstone_bench::os::{Interrupt, unix_seconds};
-use flagstone_bench::results::{Store, settled};
+use flagstone_bench::report::Run;
+use flagstone_bench::results::Store;
 use flagstone_bench::stats::REPETITIONS_LEAST;
 use flagstone_bench::suite;
 use flagstone_bench::table::Form;
@@ -118,11 +118,10 @@ fn measure(
         Campaign { plan, store, fio, generator: &generator, initiator: &initiator, interrupt };
     let ended = campaign.run(&mut watch);
     watch.clear();
-    let records = settled(store.records()?, plan);
-    let shown = if records.is_empty() {
+    let shown = if store.records()?.is_empty() {
         Exit::Success
     } else {
-        print(&tables(&Comparison::of_targets(records), form), Exit::Success)
+        print(&tables(&[Run::read(store.directory())?], form), Exit::Success)
     };
     let directory = store.directory().display().to_string();
     let exit = exit_of(

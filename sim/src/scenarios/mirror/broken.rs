@@ -1,4 +1,5 @@
-//! Disks that fail at a moment that is chosen, one test each.
+//! Disks that fail at a moment that is chosen, one test each: among them those for the rules 22 to 25
+//! of `docs/mirror-handshake.md`, which fail without their rule. See [`super::rules`].
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -50,7 +51,7 @@ fn whole(pair: &Pair) -> usize {
 }
 
 #[test]
-fn what_failed_at_the_source_is_not_there_after_its_crash() {
+fn rule_23_what_failed_at_the_source_is_not_there_after_its_crash() {
     let mut failed = 0;
     for seed in 0..6 {
         let pair = Pair::new(seed, |_| {});
@@ -89,7 +90,7 @@ fn what_failed_at_the_source_is_not_there_after_its_crash() {
 }
 
 #[test]
-fn in_sync_is_said_of_the_generation_that_was_found() {
+fn rule_22_in_sync_is_said_of_the_generation_that_was_found() {
     for delay_us in (0..4000).step_by(100) {
         let pair = Pair::new(18, |_| {});
         pair.cut();
@@ -130,7 +131,7 @@ fn in_sync_is_said_of_the_generation_that_was_found() {
 }
 
 #[test]
-fn a_peer_that_may_have_gone_on_alone_is_no_split_brain() {
+fn rule_24_a_peer_that_may_have_gone_on_alone_is_no_split_brain() {
     for fate in [Fate::Lost, Fate::Unanswered] {
         let pair = Pair::new(19, |_| {});
         unwritable(&pair, 0, block(9));
@@ -148,7 +149,7 @@ fn a_peer_that_may_have_gone_on_alone_is_no_split_brain() {
 }
 
 #[test]
-fn a_flush_that_fails_at_the_only_leg_is_not_acknowledged() {
+fn rule_25_a_flush_that_fails_at_the_only_leg_is_not_acknowledged() {
     let pair = Pair::new(20, |peer| peer.ack = Ack::Memory);
     unwritable(&pair, 0, block(9));
     pair.write(0, 9, 2).expect("the peer goes on alone");
@@ -160,7 +161,7 @@ fn a_flush_that_fails_at_the_only_leg_is_not_acknowledged() {
 }
 
 #[test]
-fn a_log_that_cannot_be_written_leaves_the_peer_to_go_on() {
+fn rule_24_a_log_that_cannot_be_written_leaves_the_peer_to_go_on() {
     let pair = Pair::new(21, |_| {});
     unwritable(&pair, 0, METADATA);
     pair.write(0, 40, 7).expect("the peer goes on alone");
@@ -169,7 +170,7 @@ fn a_log_that_cannot_be_written_leaves_the_peer_to_go_on() {
 }
 
 #[test]
-fn what_cannot_be_recorded_is_not_read() {
+fn rule_23_what_cannot_be_recorded_is_not_read() {
     let pair = Pair::new(22, |_| {});
     pair.write(0, 5, 1).expect("both are there");
     unwritable(&pair, 0, SUPERBLOCKS);

@@ -13,6 +13,8 @@ mod others;
 #[cfg(test)]
 mod pair;
 #[cfg(test)]
+mod rules;
+#[cfg(test)]
 mod split;
 mod steps;
 mod two;

@@ -1,4 +1,5 @@
-//! Two nodes that mirror a volume without faults of their own, for tests that say what happens.
+//! Two nodes, or more, that mirror a volume without faults of their own, for tests that say what
+//! happens.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -33,29 +34,33 @@ pub(super) const METADATA: Range<u64> = BLOCKS * BLOCK..BLOCKS * BLOCK + 7 * 409
 /// The superblocks of these.
 pub(super) const SUPERBLOCKS: Range<u64> = METADATA.end - 2 * 4096..METADATA.end;
 
-pub(super) struct Pair {
+/// So many nodes, each with a way to every other.
+pub(super) struct Group<const N: usize> {
     pub(super) sim: Simulation,
-    pub(super) nodes: [NodeId; 2],
+    pub(super) nodes: [NodeId; N],
     hub: HubHandle,
-    mirrors: Rc<RefCell<[Option<Arc<Mirror>>; 2]>>,
+    mirrors: Rc<RefCell<[Option<Arc<Mirror>>; N]>>,
     options: fn(&mut PeerOptions),
     device_bytes: u64,
 }
 
-impl Pair {
-    /// Node 0 has the data and serves; both are in sync.
-    pub(super) fn new(seed: u64, options: fn(&mut PeerOptions)) -> Pair {
-        let pair = Pair::made(seed, options);
-        pair.start(0);
-        pair.start(1);
-        pair.until(0, MirrorState::Mirroring);
-        pair
+pub(super) type Pair = Group<2>;
+/// A source with two targets.
+pub(super) type Trio = Group<3>;
+
+impl<const N: usize> Group<N> {
+    /// Node 0 has the data and serves; all are in sync.
+    pub(super) fn new(seed: u64, options: fn(&mut PeerOptions)) -> Group<N> {
+        let group = Group::made(seed, options);
+        (0..N).for_each(|index| group.start(index));
+        (1..N).for_each(|other| group.until_towards(0, other, MirrorState::Mirroring));
+        group
     }
 
-    /// Both replicas are there, and nothing runs.
-    fn made(seed: u64, options: fn(&mut PeerOptions)) -> Pair {
+    /// The replicas are there, and nothing runs.
+    fn made(seed: u64, options: fn(&mut PeerOptions)) -> Group<N> {
         let sim = Simulation::new(seed, Default::default());
-        let nodes = [sim.add_node("a"), sim.add_node("b")];
+        let nodes = std::array::from_fn(|index| sim.add_node(["a", "b", "c"][index]));
         let hub = HubHandle::new(sim.world());
         let shape = Shape {
             usable_bytes: BLOCK,
@@ -72,7 +77,8 @@ impl Pair {
             });
             sim.block_on(made).expect("nobody ends it");
         }
-        Pair { sim, nodes, hub, mirrors: Rc::default(), options, device_bytes }
+        let mirrors = Rc::new(RefCell::new(std::array::from_fn(|_| None)));
+        Group { sim, nodes, hub, mirrors, options, device_bytes }
     }
 
     pub(super) fn hub(&self) -> Rc<Hub> {
@@ -91,12 +97,19 @@ impl Pair {
 
     /// A node's process begins.
     pub(super) fn open(&self, index: usize) {
-        let mut peer = PeerOptions::new(self.hub.peer(self.nodes[index], self.nodes[1 - index]));
-        (self.options)(&mut peer);
+        let others = (0..N).filter(|other| *other != index);
+        let peers: Vec<PeerOptions> = others
+            .map(|other| {
+                let way = self.hub.peer(self.nodes[index], self.nodes[other]);
+                let mut peer = PeerOptions::new(way);
+                (self.options)(&mut peer);
+                peer
+            })
+            .collect();
         let (hub, node, mirrors) = (self.hub.clone(), self.nodes[index], self.mirrors.clone());
         let started = self.sim.spawn_on(node, async move {
             let local = Replica::open(device(), None).await.expect("sound disks");
-            let mirror = Arc::new(Mirror::new(local, vec![peer]));
+            let mirror = Arc::new(Mirror::new(local, peers));
             hub.hub().serve(node, mirror.clone());
             mirrors.borrow_mut()[index] = Some(mirror);
         });
@@ -120,8 +133,18 @@ impl Pair {
 
     /// Nothing passes between the nodes.
     pub(super) fn cut(&self) {
-        self.hub().cut(self.nodes[0], self.nodes[1]);
-        self.hub().cut(self.nodes[1], self.nodes[0]);
+        (0..N).for_each(|index| self.isolate(index));
+    }
+
+    /// Nothing passes between a node and the others.
+    pub(super) fn isolate(&self, index: usize) {
+        (0..N).filter(|other| *other != index).for_each(|other| self.part(index, other));
+    }
+
+    /// Nothing passes between these two.
+    pub(super) fn part(&self, index: usize, other: usize) {
+        self.hub().cut(self.nodes[index], self.nodes[other]);
+        self.hub().cut(self.nodes[other], self.nodes[index]);
     }
 
     /// Does something on a node.
@@ -155,28 +178,58 @@ impl Pair {
         self.sim.peek(self.nodes[index], DATA, 0, (BLOCKS * BLOCK) as usize)
     }
 
+    /// The leg of `index` that leads to `other`.
+    pub(super) fn leg_to(index: usize, other: usize) -> usize {
+        if other < index { other } else { other - 1 }
+    }
+
+    /// Towards the first of the others.
     pub(super) fn state(&self, index: usize) -> MirrorState {
         self.mirror(index).state(0)
     }
 
+    /// Of the first of the others.
     pub(super) fn peer_status(&self, index: usize) -> PeerStatus {
         self.on(index, |mirror| async move { mirror.status().peers[0] })
     }
 
-    /// Runs until a node shows a state: within two minutes of simulated time.
+    /// What a node says of another.
+    pub(super) fn status_of(&self, index: usize, other: usize) -> PeerStatus {
+        let leg = Self::leg_to(index, other);
+        self.on(index, move |mirror| async move { mirror.status().peers[leg] })
+    }
+
+    /// Runs until a node shows a state towards the first of the others: within two minutes of
+    /// simulated time.
     pub(super) fn until(&self, index: usize, state: MirrorState) {
+        self.until_towards(index, usize::from(index == 0), state);
+    }
+
+    /// The same of any other.
+    pub(super) fn until_towards(&self, index: usize, other: usize, state: MirrorState) {
+        let leg = Self::leg_to(index, other);
         let deadline = self.sim.now() + Duration::from_secs(120);
-        while self.state(index) != state {
+        let shown = || self.mirror(index).state(leg);
+        while shown() != state {
             let late = self.sim.now() >= deadline;
-            assert!(!late, "node {index} shows {} and not {state}", self.state(index));
+            assert!(!late, "node {index} shows {} of {other} and not {state}", shown());
             self.sim.run_for(Duration::from_millis(1));
         }
     }
 
-    /// In sync, and equal byte for byte.
+    /// In sync with all others, and equal byte for byte.
     pub(super) fn becomes_whole(&self, source: usize) {
-        self.until(source, MirrorState::Mirroring);
-        assert!(self.leg(0) == self.leg(1), "the legs differ");
+        for other in (0..N).filter(|other| *other != source) {
+            self.until_towards(source, other, MirrorState::Mirroring);
+            assert!(self.leg(source) == self.leg(other), "the legs differ");
+        }
+    }
+
+    /// The nodes that serve hosts.
+    pub(super) fn active(&self) -> Vec<usize> {
+        let mirrors = self.mirrors.borrow();
+        let serves = |index: &usize| mirrors[*index].as_ref().is_some_and(|one| one.is_active());
+        (0..N).filter(serves).collect()
     }
 
     /// What a node's disk says of its replica.
