@@ -69,8 +69,9 @@ fn sizes(runs: &[Run], comparison: &Comparison) -> Vec<Option<f64>> {
         let record = comparison.rows().iter().find_map(|row| row.records[at].first())?;
         let run = runs.iter().find(|run| run.records.contains(record))?;
         let disks = record.address.split(',').map(|disk| {
-            let sizes = run.environments.iter().filter_map(|all| all.disks.get(disk)?.size_bytes);
-            sizes.last()
+            // As it was found last.
+            let found = run.environments.iter().rev();
+            found.filter_map(|all| all.disks.get(disk)?.size_bytes).next()
         });
         disks.sum::<Option<u64>>().map(|bytes| bytes as f64 / 1e9)
     };

@@ -323,9 +323,9 @@ fn an_attachment_does_not_wait_for_writes_whose_order_never_comes() {
         let epoch = mirror.status().epoch;
         let first = mirror.session();
         assert_eq!(first.ask(attach(epoch)).await, Ok(Ok(Reply::Done)));
-        // One of the second epoch; that of the first is lost with its connection.
+        // One that follows from another, which is lost with its connection.
         let data = flagstone_runtime::buf::alloc(BLOCK as usize).await.freeze();
-        let waits = first.write(0, data, false, Some(Order { epoch: 2, before: 1 }));
+        let waits = first.write(0, data, false, Some(Order { number: 2, beside: 0 }));
         let waits = flagstone_runtime::spawn(waits);
         time::sleep(Duration::from_millis(10)).await;
         let second = mirror.session();
