@@ -16,6 +16,7 @@ pub mod config;
 mod conversation;
 pub mod fio;
 pub mod http_request;
+pub mod mirror_codec;
 pub mod mirror_replica;
 pub mod nbd_client;
 pub mod nbd_handshake;

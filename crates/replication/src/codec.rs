@@ -40,9 +40,9 @@ thread_local! {
     static TOOLS: RefCell<Tools> = RefCell::default();
 }
 
-/// Compresses at most a part ([`PART_BYTES`]). `None` when that is not worth it, or there is no memory
-/// for the result: then it goes as it is.
-pub(crate) fn compress(codec: Codec, data: &[u8]) -> Option<Compressed> {
+/// Compresses at most a part of a write (256 KiB), on a core of the runtime. `None` when that is not
+/// worth it, or there is no memory for the result: then it goes as it is.
+pub fn compress(codec: Codec, data: &[u8]) -> Option<Compressed> {
     let room = data.len() - data.len() / SAVED_PART;
     if data.len() as u64 > PART_BYTES {
         return None;
@@ -63,8 +63,9 @@ pub(crate) fn compress(codec: Codec, data: &[u8]) -> Option<Compressed> {
     })
 }
 
-/// Inflates into the whole of `place`; false when that is not what `data` inflates to.
-pub(crate) fn inflate(codec: Codec, data: &[u8], place: &mut [u8]) -> bool {
+/// Inflates into the whole of `place`; false when that is not what `data` inflates to: what `place`
+/// has in it then means nothing.
+pub fn inflate(codec: Codec, data: &[u8], place: &mut [u8]) -> bool {
     let len = match codec {
         Codec::Lz4 => lz4_flex::block::decompress_into(data, place).ok(),
         Codec::Zstd => TOOLS.with_borrow_mut(|tools| {

@@ -13,7 +13,7 @@
 //! decided is the mirror's.
 
 mod bandwidth;
-mod codec;
+pub mod codec;
 mod limits;
 mod link;
 mod peer;

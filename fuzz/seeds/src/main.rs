@@ -40,6 +40,7 @@ fn main() -> io::Result<()> {
     nbd::requests(&corpus)?;
     nbd::tampered(&corpus)?;
     mirror::replicas(&corpus)?;
+    mirror::compressed(&corpus)?;
     bench::fio(&corpus)?;
     bench::diskspd(&corpus)?;
     text::configurations(&corpus)?;

@@ -1,6 +1,9 @@
-//! Disks of replicas.
+//! Disks of replicas, and what travels between them.
 
 use std::io;
+
+use flagstone_replication::Codec;
+use flagstone_replication::codec::compress;
 
 use super::Corpus;
 
@@ -31,6 +34,34 @@ pub(crate) fn replicas(corpus: &Corpus) -> io::Result<()> {
             input.extend(bytes);
         }
         corpus.put("mirror_replica", name, &input)?;
+    }
+    Ok(())
+}
+
+/// `mirror_codec`: what is compressed of several kinds of data, with the length of it and others, cut
+/// short and with more behind it; and data to compress.
+pub(crate) fn compressed(corpus: &Corpus) -> io::Result<()> {
+    let text: Vec<u8> = (0..4096).map(|at| b"flagstone "[at % 10]).collect();
+    let steps: Vec<u8> = (0..65_536).map(|at| (at / 7 + at / 512) as u8).collect();
+    let kinds = [("zeroes", vec![0; 256 << 10]), ("text", text), ("steps", steps)];
+    for (codec, bit) in [(Codec::Lz4, 0), (Codec::Zstd, 1)] {
+        for (kind, data) in &kinds {
+            let sent = flagstone_runtime::block_on(async { compress(codec, data) });
+            let sent = sent.map_err(io::Error::other)?.expect("it shrinks");
+            let sent = &sent.data[..sent.bytes as usize];
+            let put = |name: &str, len: usize, bytes: &[u8]| {
+                let len = (len as u32 - 1).to_le_bytes();
+                let input = [&[bit][..], &len[..3], bytes].concat();
+                corpus.put("mirror_codec", &format!("{}-{kind}-{name}", codec.name()), &input)
+            };
+            put("whole", data.len(), sent)?;
+            put("too-long", data.len() + 1, sent)?;
+            put("bomb", 512, sent)?;
+            put("cut", data.len(), &sent[..sent.len() - 1])?;
+            put("twice", 2 * data.len(), &[sent, sent].concat())?;
+        }
+        let input = [&[bit | 2, 0, 16, 0][..], b"flagstone"].concat();
+        corpus.put("mirror_codec", &format!("{}-to-compress", codec.name()), &input)?;
     }
     Ok(())
 }

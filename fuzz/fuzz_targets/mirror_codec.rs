@@ -1,0 +1,4 @@
+//! See [`flagstone_fuzz::mirror_codec`].
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| flagstone_fuzz::mirror_codec::run(data));
