@@ -80,7 +80,8 @@ fn peers_that_are_met_at_once_have_a_place_each() {
         let trio = Trio::new(seed, |_| {});
         let mut known = trio.superblock(0).peers.map(|peer| peer.replica);
         let mut others = [1, 2].map(|index| trio.superblock(index).replica);
-        (known.sort_unstable(), others.sort_unstable());
+        known.sort_unstable();
+        others.sort_unstable();
         assert_eq!(known, others, "seed {seed}");
     }
 }
