@@ -164,7 +164,7 @@ pub(crate) fn fabric(summary: &fabric::Summary) -> Table {
             grouped(pair.remote.iops),
             pair.here(),
             pair.published(),
-            fabric::bound_by(pair.remote.bound).to_owned(),
+            pair.remote.bound.words().to_owned(),
         ]
     };
     table.rows = pairs(summary).map(row).collect();
@@ -249,7 +249,7 @@ pub(crate) mod tests {
             model_iops: iops,
             latency_us: 1.0,
             cpu_percent: None,
-            bound: "network",
+            bound: fabric::Bound::Network,
         };
         let fabric = fabric::Summary {
             schema_version: 1,

@@ -191,8 +191,34 @@ pub struct Cell {
     pub latency_us: f64,
     /// How busy this machine's CPUs were, in %.
     pub cpu_percent: Option<f64>,
-    /// The model's `disks` or `network`, `cpu` of this machine, or `latency` of what is in flight.
-    pub bound: &'static str,
+    /// What allowed no more.
+    pub bound: Bound,
+}
+
+/// What bound a cell. In JSON, its name in small letters; for a reader, [`Bound::words`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bound {
+    /// The model's disks.
+    Disks,
+    /// The model's network.
+    Network,
+    /// The CPU of this machine, and not the model.
+    Cpu,
+    /// How long a request takes: no more are in flight.
+    Latency,
+}
+
+impl Bound {
+    /// As a table says it.
+    pub fn words(self) -> &'static str {
+        match self {
+            Bound::Disks => "the disks",
+            Bound::Network => "the network",
+            Bound::Cpu => "the CPU of this machine",
+            Bound::Latency => "latency",
+        }
+    }
 }
 
 /// All of it.
@@ -363,25 +389,15 @@ fn load_job(job: &Job) -> LoadJob {
 }
 
 /// What disks and network allow a job, in requests a second, and which of them allows no more.
-fn model(options: &Options, rw: Pattern, disks: u32, is_remote: bool) -> (f64, &'static str) {
+fn model(options: &Options, rw: Pattern, disks: u32, is_remote: bool) -> (f64, Bound) {
     let each = if rw.writes() { DISK_IOPS.1 } else { DISK_IOPS.0 };
     let of_disks = each as f64 * f64::from(disks);
     let of_network = NETWORK_BYTES_PER_S as f64 * WIRE_PART / 4096.0;
     let (allowed, bound) = match is_remote && of_network < of_disks {
-        true => (of_network, "network"),
-        false => (of_disks, "disks"),
+        true => (of_network, Bound::Network),
+        false => (of_disks, Bound::Disks),
     };
     (allowed / f64::from(options.scale), bound)
-}
-
-/// What bound a cell, in words.
-pub fn bound_by(bound: &str) -> &str {
-    match bound {
-        "cpu" => "the CPU of this machine",
-        "disks" => "the disks",
-        "network" => "the network",
-        other => other,
-    }
 }
 
 /// Nearer to what is allowed than this, in %, it is what was measured.
@@ -403,9 +419,9 @@ fn summary(options: &Options, records: &[Record]) -> Summary {
             let bound = match cpu_percent {
                 _ if iops >= model_iops * (1.0 - NEAR_PERCENT / 100.0) => of_model,
                 // The generator of a local disk has one core, whatever the machine has.
-                _ if on == LOCAL => "cpu",
-                Some(percent) if percent >= BUSY_PERCENT => "cpu",
-                _ => "latency",
+                _ if on == LOCAL => Bound::Cpu,
+                Some(percent) if percent >= BUSY_PERCENT => Bound::Cpu,
+                _ => Bound::Latency,
             };
             cells.push(Cell {
                 rw: job.pattern,
@@ -446,7 +462,7 @@ fn doubts(options: &Options, cells: &[Cell]) -> Vec<String> {
     }
     let busy: Vec<String> = cells
         .iter()
-        .filter(|cell| cell.bound == "cpu")
+        .filter(|cell| cell.bound == Bound::Cpu)
         .map(|cell| format!("{} x{} {}", cell.rw, cell.disks, cell.on))
         .collect();
     if !busy.is_empty() {
@@ -474,7 +490,7 @@ pub fn table(summary: &Summary) -> Table {
             format!("{:.3}", cell.latency_us / 1e3),
             cell.repetitions.to_string(),
             cell.cpu_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.0} %")),
-            bound_by(cell.bound).to_owned(),
+            cell.bound.words().to_owned(),
         ]);
     }
     table
@@ -553,8 +569,12 @@ mod tests {
             ],
         );
         let bound: Vec<_> = found.cells.iter().map(|cell| cell.bound).collect();
-        assert_eq!(bound, ["disks", "cpu", "latency", "network"]);
-        assert_eq!(table(&found).rows[0].last().unwrap(), "the disks");
+        assert_eq!(bound, [Bound::Disks, Bound::Cpu, Bound::Latency, Bound::Network]);
+        let json = serde_json::to_value(&found.cells).unwrap();
+        let named: Vec<_> = json.as_array().unwrap().iter().map(|cell| &cell["bound"]).collect();
+        assert_eq!(named, ["disks", "cpu", "latency", "network"]);
+        let told: Vec<_> = table(&found).rows.into_iter().filter_map(|mut row| row.pop()).collect();
+        assert_eq!(told, ["the disks", "the CPU of this machine", "latency", "the network"]);
         let doubts = found.doubts.join("\n");
         assert!(doubts.contains("was the limit of: randwrite x1 NVMe/TCP;"), "{doubts}");
         assert!(table(&found).title.contains("EMULATED"));

@@ -165,7 +165,7 @@ async fn step_down_for(inner: &Arc<Inner>, mine: &About, peers: &About) -> Resul
 impl Inner {
     /// Gives a peer a place of its own in the superblock, durably. Two that are met for the first
     /// time at once find the same place free: who comes second looks again.
-    async fn remember(&self, peer: Uuid) -> Result<(), IoError> {
+    pub(crate) async fn remember(&self, peer: Uuid) -> Result<(), IoError> {
         loop {
             let before = self.local.superblock().peers;
             let slot = self.slot_of(peer);

@@ -203,6 +203,8 @@ impl TargetSession {
         // From here on no earlier session begins a call; those in hand end first.
         inner.end_attachment().await;
         inner.admissible(&attach)?;
+        // This side may be meeting another peer at this moment, which wants a place too.
+        inner.remember(attach.source).await.map_err(|_| Refusal::Failed)?;
         let slot = inner.slot_of(attach.source);
         let admit = move |superblock: &mut Superblock| {
             (superblock.role, superblock.heir) = (Role::Target, None);

@@ -69,9 +69,8 @@ fn sizes(runs: &[Run], comparison: &Comparison) -> Vec<Option<f64>> {
         let record = comparison.rows().iter().find_map(|row| row.records[at].first())?;
         let run = runs.iter().find(|run| run.records.contains(record))?;
         let disks = record.address.split(',').map(|disk| {
-            // As it was found last.
-            let found = run.environments.iter().rev();
-            found.filter_map(|all| all.disks.get(disk)?.size_bytes).next()
+            let environments = run.environments.iter();
+            environments.filter_map(|all| all.disks.get(disk)?.size_bytes).next_back()
         });
         disks.sum::<Option<u64>>().map(|bytes| bytes as f64 / 1e9)
     };
