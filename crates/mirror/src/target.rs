@@ -203,8 +203,6 @@ impl TargetSession {
         // From here on no earlier session begins a call; those in hand end first.
         inner.end_attachment().await;
         inner.admissible(&attach)?;
-        // This side may be meeting another peer at this moment, which wants a place too.
-        inner.remember(attach.source).await.map_err(|_| Refusal::Failed)?;
         let slot = inner.slot_of(attach.source);
         let admit = move |superblock: &mut Superblock| {
             (superblock.role, superblock.heir) = (Role::Target, None);
@@ -235,7 +233,9 @@ impl Inner {
     fn detach(&self, which: impl FnOnce(&Attached) -> bool) {
         let gate = self.change(|state| {
             let attached = state.attached.take_if(|attached| which(attached))?;
-            let source = state.legs.iter().position(|leg| leg.peer == attached.source);
+            let met = state.legs.iter().position(|leg| leg.peer == attached.source);
+            // Whose only peer it is need not have met it by its own link.
+            let source = met.or((state.legs.len() == 1).then_some(0));
             if let Some(leg) = source.filter(|_| state.fed) {
                 let now = flagstone_runtime::time::wall_clock().as_secs();
                 self.legs[leg].counters.last_in_sync_s.store(now, Ordering::Relaxed);

@@ -391,6 +391,28 @@ fn a_resync_that_begins_while_the_target_is_made_the_source() {
     });
 }
 
+/// Found by real processes whose link was cut: the target had been restarted, and its source had come
+/// before it could ask it who it is.
+#[test]
+fn a_target_that_has_not_met_its_source_knows_until_when_they_were_in_sync() {
+    let pair = Pair::new(18, |_| {});
+    pair.until(0, MirrorState::Mirroring);
+    let target = pair.superblock(1).replica;
+    pair.hub().set_fate(move |request| match request {
+        Request::Identify { asker } if *asker == target => Fate::Lost,
+        _ => Fate::Arrives,
+    });
+    pair.end(1, false);
+    pair.sim.run_for(Duration::from_secs(2));
+    pair.sim.restart(pair.nodes[1]);
+    pair.open(1);
+    pair.until(0, MirrorState::Mirroring);
+    pair.end(0, true);
+    pair.sim.run_for(Duration::from_secs(5));
+    pair.on(1, |mirror| async move { mirror.failover().await }).expect("its data is whole");
+    assert!(pair.peer_status(1).last_in_sync_s > 0);
+}
+
 #[test]
 fn what_the_operator_wants_outlives_the_node() {
     let pair = Pair::new(14, |_| {});
