@@ -2,7 +2,8 @@
 //!
 //! The steps are in `tests/guest/nvme.sh`: discover, connect, identify, read and write with
 //! checksums, a filesystem, discard, digests, two kills of the server under load, disconnect. Those
-//! of a volume that two nodes mirror are in `tests/guest/multipath.sh`.
+//! of a volume that two nodes mirror are in `tests/guest/multipath.sh`, those of one whose server
+//! restarts without what it is stored on in `tests/guest/late.sh`.
 
 use flagstone_tests::guest::{self, HOST_ADDRESS, Image, Script};
 use flagstone_tests::mirror::{Pair, Setup, VOLUME};
@@ -23,7 +24,7 @@ fn linux_host_uses_a_volume_and_survives_restarts_of_the_server() {
     let mut server = Server::start(&[&format!("db={}", disk.display())]);
 
     let script = Script {
-        files: &["host.sh", "nvme.sh"],
+        files: &["host.sh", "volume.sh", "nvme.sh"],
         variables: &[
             ("ADDRESS", HOST_ADDRESS),
             ("PORT", &server.port("nvme-tcp").to_string()),
@@ -44,6 +45,43 @@ fn linux_host_uses_a_volume_and_survives_restarts_of_the_server() {
 
     let status = server.terminate();
     assert!(status.success(), "after a clean stop: {status}\n{}", server.output());
+}
+
+/// A server that comes back before the one that stores its volume keeps the host waiting, which does
+/// not lose the device, nor a write.
+#[test]
+fn linux_host_keeps_a_volume_that_comes_later_than_its_server() {
+    let image = match Image::build() {
+        Ok(image) => image,
+        Err(reason) => return tools::skip("a volume that comes late to Linux", &reason),
+    };
+    let scratch = Scratch::new();
+    let disk = scratch.disk("disk", SIZE_BYTES);
+    let mut far = Server::start(&[&format!("db={}", disk.display())]);
+    let mut server = Server::start(&[&format!("db={}", far.nvme_uri("db"))]);
+    let script = Script {
+        files: &["host.sh", "volume.sh", "late.sh"],
+        variables: &[
+            ("ADDRESS", HOST_ADDRESS),
+            ("PORT", &server.port("nvme-tcp").to_string()),
+            ("NQN", &format!("{NQN_PREFIX}db")),
+        ],
+        kernel_arguments: "",
+    };
+    let report = guest::run(&image, &script, |request| {
+        match request {
+            "lose" => {
+                server.kill();
+                far.kill();
+                server.restart();
+            }
+            "return" => far.restart(),
+            _ => return Err("no such request".into()),
+        }
+        Ok(())
+    });
+    println!("{}", report.summary());
+    report.assert_passed();
 }
 
 /// The kernel's own multipath follows a mirrored volume from node to node, and what uses the volume
@@ -117,7 +155,7 @@ fn linux_own_target_passes_the_same_scenario() {
         Err(reason) => return tools::skip("Linux's own NVMe/TCP target", &reason),
     };
     let script = Script {
-        files: &["nvmet.sh", "host.sh", "nvme.sh"],
+        files: &["nvmet.sh", "host.sh", "volume.sh", "nvme.sh"],
         variables: &[("NQN", &format!("{NQN_PREFIX}db")), ("SIZE_BYTES", &SIZE_BYTES.to_string())],
         // Host and target in one kernel: pages that the host sends without a copy arrive as they
         // are, and Linux 6.1 takes such a page for a leak and stops.
@@ -137,7 +175,7 @@ fn a_refused_connection_fails_the_first_step_alone() {
         Err(reason) => return tools::skip("a refused connection", &reason),
     };
     let script = Script {
-        files: &["host.sh", "nvme.sh"],
+        files: &["host.sh", "volume.sh", "nvme.sh"],
         // Port 1 of the loopback: nothing may listen there without being root.
         variables: &[("ADDRESS", HOST_ADDRESS), ("PORT", "1"), ("NQN", NQN_PREFIX)],
         kernel_arguments: "",

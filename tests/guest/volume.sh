@@ -1,0 +1,43 @@
+# A volume that the host has one way to: what scripts about one share. Needs ADDRESS, PORT, NQN.
+
+# The controller (nvme0) of the one connection. Its number differs from one to the next.
+controller() {
+    for entry in /sys/class/nvme/nvme*; do
+        if [ "$(cat "$entry/subsysnqn")" = "$NQN" ]; then
+            basename "$entry"
+            return
+        fi
+    done
+    return 1
+}
+attach() {
+    nvme connect -t tcp -a "$ADDRESS" -s "$PORT" -n "$NQN" \
+        --nr-io-queues=2 --reconnect-delay=1 --ctrl-loss-tmo=120 --keep-alive-tmo=5 "$@"
+    eventually namespace
+    eventually test -b "/dev/$(namespace)"
+}
+detach() {
+    nvme disconnect -n "$NQN"
+    eventually is_detached
+}
+is_detached() {
+    refused namespace && refused controller
+}
+is_live() {
+    [ "$(cat "/sys/class/nvme/$(controller)/state")" = live ]
+}
+
+# Writes completed, the fifth number of stat. Where multipath has a hidden leg, older kernels
+# count there alone and newer ones on both.
+writes_done() {
+    awk '$5 > most { most = $5 } END { print most + 0 }' /sys/block/nvme*/stat
+}
+has_written() {
+    [ "$(writes_done)" -ge "$1" ]
+}
+reconnects() {
+    dmesg | grep -c 'Successfully reconnected' || true
+}
+has_reconnected() {
+    [ "$(reconnects)" -gt "$1" ] && is_live
+}
