@@ -375,6 +375,11 @@ impl Mirrored {
     /// Ends in order: what hosts have written is on both legs, and nobody serves. Hosts have gone.
     pub(crate) async fn end(&self) {
         let Some(mirror) = self.mirror() else { return };
+        if self.has_ended() {
+            // Nobody opens its replica again now.
+            self.watch.borrow_mut().take();
+            return;
+        }
         if let Err(error) = mirror.stop().await {
             tracing::error!(volume = self.name, "the mirror did not end cleanly: {error}");
         }

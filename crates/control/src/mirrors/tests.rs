@@ -309,7 +309,14 @@ fn a_device_that_fails_while_the_volume_grows_is_opened_again() {
         mirrored.resize(&mirrored.mirror().unwrap(), size_bytes + (1 << 20)).await.unwrap();
         assert_eq!(read(&device, 4096).await, Some(7));
         assert_eq!(device.geometry().size_bytes, size_bytes + (1 << 20));
+
+        control.fail_reads(size_bytes..u64::MAX);
+        let failed = mirrored.resize(&mirrored.mirror().unwrap(), size_bytes + (2 << 20)).await;
+        assert!(failed.is_err());
         mirrored.end().await;
+        control.heal();
+        time::sleep(Duration::from_millis(1500)).await;
+        assert_eq!(access(), AnaState::INACCESSIBLE, "it has ended, and is not opened again");
     })
     .unwrap();
 }
