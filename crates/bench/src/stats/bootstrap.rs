@@ -34,6 +34,16 @@ impl Generator {
     }
 }
 
+#[cfg(test)]
+impl Generator {
+    /// From the normal distribution around 0 with a standard deviation of 1 (Box and Muller, 1958).
+    pub(super) fn normal(&mut self) -> f64 {
+        let mut uniform = || (self.below(1 << 40) as f64 + 0.5) / (1u64 << 40) as f64;
+        let (radius, turn) = ((-2.0 * uniform().ln()).sqrt(), std::f64::consts::TAU * uniform());
+        radius * turn.cos()
+    }
+}
+
 /// Seed of every interval: the same results give the same report.
 const SEED: u64 = 0x666c_6167_7374_6f6e;
 

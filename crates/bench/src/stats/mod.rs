@@ -2,11 +2,13 @@
 //! whether a series of rounds has become steady. All of it is pure and has no chance in it but a
 //! seeded generator's.
 
+mod again;
 mod bootstrap;
 mod mann_whitney;
 mod power;
 mod steady;
 
+pub use again::{another_run, another_run_percent};
 pub use bootstrap::{Interval, median_interval, median_ratio_interval};
 pub use mann_whitney::{Significance, mann_whitney};
 pub use power::{REPETITIONS_LEAST, shown_deviations, shown_percent};
@@ -24,14 +26,21 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Standard deviation of a sample. `None` of fewer than two.
+fn deviation(values: &[f64]) -> Option<f64> {
+    let mean = mean(values);
+    let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
+    (values.len() >= 2).then(|| (squares / (values.len() - 1) as f64).sqrt())
+}
+
 /// Standard deviation of a sample over its mean, in %: how noisy it is. `None` of fewer than two.
 pub fn noise_percent(values: &[f64]) -> Option<f64> {
-    if values.len() < 2 {
-        return None;
-    }
-    let mean = values.iter().sum::<f64>() / values.len() as f64;
-    let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
-    (mean != 0.0).then(|| 100.0 * (squares / (values.len() - 1) as f64).sqrt() / mean)
+    let (deviation, mean) = (deviation(values)?, mean(values));
+    (mean != 0.0).then(|| 100.0 * deviation / mean)
 }
 
 #[cfg(test)]

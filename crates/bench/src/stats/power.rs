@@ -1,6 +1,8 @@
 //! How large a difference has to be so that so many repetitions show it. A test that found no
 //! difference says little if it could hardly have found one.
 
+use super::{deviation, mean};
+
 /// Repetitions of each side, and the difference, in standard deviations of one side, that the
 /// two-sided test of Mann and Whitney at 5 % shows 4 times of 5, between samples of normal
 /// distributions: by simulation, which the tests below repeat for some.
@@ -40,12 +42,8 @@ pub fn shown_deviations(repetitions: usize) -> Option<f64> {
 /// The same in % of the first one's mean, with the noise that the two samples have.
 pub fn shown_percent(first: &[f64], second: &[f64]) -> Option<f64> {
     let deviations = shown_deviations(first.len().min(second.len()))?;
-    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    let variance = |values: &[f64]| {
-        let middle = mean(values);
-        values.iter().map(|value| (value - middle).powi(2)).sum::<f64>() / (values.len() - 1) as f64
-    };
-    let deviation = f64::midpoint(variance(first), variance(second)).sqrt();
+    let variance = |values: &[f64]| deviation(values).map(|deviation| deviation.powi(2));
+    let deviation = f64::midpoint(variance(first)?, variance(second)?).sqrt();
     let base = mean(first);
     (base > 0.0).then(|| 100.0 * deviations * deviation / base)
 }
@@ -59,17 +57,11 @@ mod tests {
     /// The share of samples, apart by so much, that the test tells apart.
     fn power(count: usize, apart: f64) -> f64 {
         let mut generator = Generator(7);
-        let mut uniform = || (generator.below(1 << 40) as f64 + 0.5) / (1u64 << 40) as f64;
-        let mut normal = |middle: f64| {
-            let (radius, turn) =
-                ((-2.0 * uniform().ln()).sqrt(), std::f64::consts::TAU * uniform());
-            middle + radius * turn.cos()
-        };
         let trials = 4000;
         let mut shown = 0;
         for _ in 0..trials {
-            let a: Vec<f64> = (0..count).map(|_| normal(0.0)).collect();
-            let b: Vec<f64> = (0..count).map(|_| normal(apart)).collect();
+            let a: Vec<f64> = (0..count).map(|_| generator.normal()).collect();
+            let b: Vec<f64> = (0..count).map(|_| apart + generator.normal()).collect();
             shown += usize::from(mann_whitney(&a, &b).is_some_and(|found| found.p < 0.05));
         }
         shown as f64 / trials as f64

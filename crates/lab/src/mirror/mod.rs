@@ -2,9 +2,9 @@
 //!
 //! Two nodes are two processes. Their disks are emulated ones of 500 GB of SSD persistent disk, whose
 //! latency is calibrated on this machine so that what is not mirrored comes out as published; what
-//! differs then is the mirror, the link and this machine. All set-ups take turns within each
-//! repetition, as every campaign's targets do. For each size of write the disks are others; for each
-//! repetition the nodes are started anew, so that what differs from start to start is in the noise.
+//! differs then is the mirror, the link and this machine. A repetition is the whole experiment: the
+//! disks are calibrated, and for each size of write both nodes are started anew and all set-ups take
+//! turns. So the noise between repetitions has all that differs from one run to the next.
 //!
 //! [`published`] is what came out then, [`setup`] what is set against what, [`summary`] what came out
 //! now, [`tables`] both beside each other, [`customer`] what else was told then.
@@ -45,12 +45,12 @@ use crate::node::{Pair, device};
 const SUITE: &str = "mirror";
 /// Warm-up and length of a measurement that calibrates, in ms.
 const PROBE_MS: (u64, u64) = (300, 1000);
-/// How often a disk is measured and its latency set anew.
-const PROBES: usize = 5;
+/// How often a disk is measured and its latency set anew, in each repetition.
+const PROBES: usize = 3;
 
-/// What the looks of a row take, and a start of both nodes with a first copy of all volumes, in
-/// seconds.
-const CALIBRATION_S: f64 = 10.0;
+/// What a repetition's looks at the loopback and at the disks take, and a start of both nodes with a
+/// first copy of all volumes, in seconds.
+const CALIBRATION_S: f64 = 18.0;
 /// See [`CALIBRATION_S`].
 const START_S: f64 = 7.0;
 
@@ -105,7 +105,12 @@ impl Options {
 
     /// How long it takes at least, in seconds.
     pub fn seconds(&self) -> f64 {
-        ROWS.iter().map(|row| CALIBRATION_S + self.row_seconds(row, self.repetitions)).sum()
+        f64::from(self.repetitions) * (CALIBRATION_S + self.rows_seconds(&ROWS))
+    }
+
+    /// How long some rows of one repetition take, in seconds.
+    fn rows_seconds(&self, rows: &[Row]) -> f64 {
+        rows.iter().map(|row| self.row_seconds(row)).sum()
     }
 
     /// The disks of a row, and what the target's has to add so that the link takes its round trip:
@@ -119,14 +124,14 @@ impl Options {
         }
     }
 
-    /// How long so many repetitions of a row take, in seconds.
-    fn row_seconds(&self, row: &Row, repetitions: u32) -> f64 {
+    /// How long a row of one repetition takes, in seconds.
+    fn row_seconds(&self, row: &Row) -> f64 {
         let measured = |hot| {
             let each = (self.job(row, hot).ramp_ms + self.runtime_ms) as f64 / 1e3 + 0.3;
             self.setups(hot).len() as f64 * each
         };
         let filled: f64 = self.all_setups().iter().map(Setup::fill_seconds).sum();
-        f64::from(repetitions) * (START_S + filled + measured(true) + measured(false))
+        START_S + filled + measured(true) + measured(false)
     }
 
     /// With everything hot, and not, as far as it is asked.
@@ -182,30 +187,23 @@ pub fn run(
     options.check_machine()?;
     let scratch = crate::scratch()?;
     let mut lab = Lab::new(options, scratch.path(), interrupt)?;
-    watcher.begin("measuring this machine's own round trip", options.seconds());
-    let loopback = lab.loopback()?;
-    let mut calibrated = Vec::new();
-    for (row, loopback_us) in ROWS.iter().zip(loopback) {
-        watcher.begin(&format!("calibrating the disk for {}", row.size), options.seconds());
-        calibrated.push(lab.calibrate(row, loopback_us)?);
-    }
-    let whole = lab.whole(&calibrated);
+    watcher.begin(CALIBRATING, options.seconds());
+    let first = lab.calibrate()?;
+    let whole = lab.whole(&first);
     whole.check()?;
     let store = Store::create(&options.results, &whole)?;
-    let mut ending = Ending::Complete;
-    for (at, row) in ROWS.iter().enumerate() {
-        let rows = ROWS[at + 1..].iter();
-        let later_s = rows.map(|row| options.row_seconds(row, options.repetitions)).sum();
-        let mut follow = Follow { inner: &mut *watcher, later_s };
-        ending = lab.row(row, &whole, &calibrated[at], &store, &mut follow)?;
-        if ending == Ending::Interrupted {
-            break;
-        }
-    }
+    let mut calibrations = vec![first];
+    let ending = match lab.repetitions(&whole, &store, &mut calibrations, watcher) {
+        Err(error) if error.is_interruption() => Ending::Interrupted,
+        ended => ended?,
+    };
     let machine = environment::record(&[], None);
-    let summary = Summary::new(options, calibrated, &machine, &store.records()?);
+    let summary = Summary::new(options, &calibrations, &machine, &store.records()?);
     Ok(Outcome { ending, summary })
 }
+
+/// What a watcher is told of it.
+const CALIBRATING: &str = "calibrating the disks, and measuring this machine's own round trip";
 
 /// The nodes, and what drives them.
 struct Lab<'a> {
@@ -242,9 +240,16 @@ impl Lab<'_> {
         Ok(found)
     }
 
+    /// Measures the loopback and makes the disks of every row like the published ones.
+    fn calibrate(&mut self) -> Result<Vec<Calibrated>, Error> {
+        let loopback = self.loopback()?;
+        let rows = ROWS.iter().zip(loopback);
+        rows.map(|(row, loopback_us)| self.disk(row, loopback_us)).collect()
+    }
+
     /// Finds the latency of the emulated disk with which what is not mirrored takes as long as
     /// published: what the way to the disk takes on this machine is part of it.
-    fn calibrate(&mut self, row: &Row, loopback_us: f64) -> Result<Calibrated, Error> {
+    fn disk(&mut self, row: &Row, loopback_us: f64) -> Result<Calibrated, Error> {
         let published_us = row.plain.latency_ms * 1e3;
         // Where the disk's throughput binds, its latency does not matter below what the queue
         // makes of it: that of the next smaller write that was published is taken.
@@ -256,7 +261,6 @@ impl Lab<'_> {
             published_us,
             write_latency_us: wanted_us as u64,
             way_us: None,
-            way_spread_us: None,
             loopback_us,
         };
         if !bound_by_latency {
@@ -279,40 +283,55 @@ impl Lab<'_> {
             let Some(total) = results.total else { continue };
             ways_us.push((total.latency_us.mean - found.write_latency_us as f64).max(0.0));
             found.way_us = median(&ways_us);
-            found.way_spread_us = spread(&ways_us);
             let way_us = found.way_us.unwrap_or(0.0);
             found.write_latency_us = (wanted_us - way_us).max(LATENCY_LEAST_US) as u64;
         }
         Ok(found)
     }
 
-    /// All set-ups at one size of write.
-    fn row(
+    /// The whole experiment, as often as it was asked for: the first repetition's disks are
+    /// calibrated, those of the others are here.
+    fn repetitions(
         &mut self,
-        row: &Row,
         whole: &Plan,
-        calibrated: &Calibrated,
         store: &Store,
-        watcher: &mut Follow<'_>,
+        calibrations: &mut Vec<Vec<Calibrated>>,
+        watcher: &mut dyn Watcher,
     ) -> Result<Ending, Error> {
-        let disks = self.options.disks(calibrated);
-        let setups = self.options.all_setups();
-        self.pair.a.configure(&disks.configuration(&self.pair, 0, &setups))?;
-        self.pair.b.configure(&disks.configuration(&self.pair, 1, &setups))?;
-        let (later_s, all) = (watcher.later_s, self.options.repetitions);
+        let (all, each_s) =
+            (self.options.repetitions, CALIBRATION_S + self.options.rows_seconds(&ROWS));
         for repetition in 1..=all {
-            watcher.later_s = later_s + self.options.row_seconds(row, all - repetition);
-            let what = format!("starting two nodes for {}, {repetition} of {all}", row.size);
-            watcher.begin(&what, self.options.row_seconds(row, 1));
-            if self.repetition(row, repetition, whole, store, watcher)? == Ending::Interrupted {
-                return Ok(Ending::Interrupted);
+            let later_s = f64::from(all - repetition) * each_s;
+            if repetition > 1 {
+                watcher.begin(CALIBRATING, later_s + each_s);
+                calibrations.push(self.calibrate()?);
+            }
+            let calibrated = calibrations.last().expect("one of each repetition");
+            for (at, row) in ROWS.iter().enumerate() {
+                let later_s = later_s + self.options.rows_seconds(&ROWS[at + 1..]);
+                let mut follow = Follow { inner: &mut *watcher, later_s };
+                let what = format!("starting two nodes for {}, {repetition} of {all}", row.size);
+                follow.begin(&what, self.options.row_seconds(row));
+                self.configure(&calibrated[at])?;
+                if self.row(row, repetition, whole, store, &mut follow)? == Ending::Interrupted {
+                    return Ok(Ending::Interrupted);
+                }
             }
         }
         Ok(Ending::Complete)
     }
 
-    /// One repetition of it, with nodes that have done nothing yet: those before it are in the store.
-    fn repetition(
+    /// Gives both nodes the volumes of all set-ups, on such disks.
+    fn configure(&self, calibrated: &Calibrated) -> Result<(), Error> {
+        let disks = self.options.disks(calibrated);
+        let setups = self.options.all_setups();
+        self.pair.a.configure(&disks.configuration(&self.pair, 0, &setups))?;
+        self.pair.b.configure(&disks.configuration(&self.pair, 1, &setups))
+    }
+
+    /// A row of one repetition, with nodes that have done nothing yet: what was measured before is in
+    /// the store.
+    fn row(
         &mut self,
         row: &Row,
         repetition: u32,
@@ -377,9 +396,12 @@ impl Lab<'_> {
         }
     }
 
-    /// How a set-up's volumes were configured, for each size of write.
+    /// How a set-up's volumes were configured in the first repetition, for each size of write.
     fn stack(&self, setup: &Setup, calibrated: &[Calibrated]) -> String {
-        let mut text = String::new();
+        let mut text = match self.options.repetitions {
+            0 | 1 => String::new(),
+            _ => "# of the first repetition: each calibrates its disks anew\n".to_owned(),
+        };
         for one in calibrated {
             let disks = self.options.disks(one);
             for (index, node) in crate::node::NAMES.iter().enumerate() {
@@ -391,18 +413,6 @@ impl Lab<'_> {
         }
         text
     }
-}
-
-/// By how much the values in the middle differ: without the least and the greatest of five and more,
-/// as a median does not move with those. None of none.
-fn spread(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = match &sorted[..] {
-        [_, middle @ .., _] if middle.len() >= 3 => middle,
-        all => all,
-    };
-    Some(middle.last()? - middle.first()?)
 }
 
 /// The part of the whole that is one job on the set-ups that it suits.
@@ -459,7 +469,6 @@ mod tests {
                 published_us: 2000.0,
                 write_latency_us: 1800,
                 way_us: Some(200.0),
-                way_spread_us: Some(10.0),
                 loopback_us: 90.0,
             })
             .collect();
@@ -479,21 +488,12 @@ mod tests {
     }
 
     #[test]
-    fn looks_spread_by_the_most_that_two_in_the_middle_differ() {
-        assert_eq!(spread(&[]), None);
-        assert_eq!(spread(&[140.0]), Some(0.0));
-        assert_eq!(spread(&[140.0, 151.0, 143.0]), Some(11.0));
-        assert_eq!(spread(&[140.0, 251.0, 143.0, 30.0, 141.0]), Some(3.0));
-    }
-
-    #[test]
     fn the_loopback_is_a_part_of_the_link() {
         let mut calibrated = Calibrated {
             size: "8K",
             published_us: 1935.0,
             write_latency_us: 1800,
             way_us: Some(135.0),
-            way_spread_us: Some(10.0),
             loopback_us: 89.6,
         };
         assert_eq!(options().disks(&calibrated).link_us, 210);

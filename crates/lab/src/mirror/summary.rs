@@ -2,7 +2,9 @@
 
 use flagstone_bench::environment::Environment;
 use flagstone_bench::results::Record;
-use flagstone_bench::stats::{REPETITIONS_LEAST, median, noise_percent};
+use flagstone_bench::stats::{
+    REPETITIONS_LEAST, another_run, another_run_percent, median, noise_percent,
+};
 use serde::Serialize;
 
 use super::customer;
@@ -23,17 +25,29 @@ pub struct Calibrated {
     pub published_us: f64,
     /// The latency that the emulated disk was given, in µs.
     pub write_latency_us: u64,
-    /// What the way to the disk and back takes on this machine, in µs; none where the disk's
-    /// throughput binds.
+    /// What the way to the disk and back takes on this machine, in µs: the middle of some looks; none
+    /// where the disk's throughput binds.
     pub way_us: Option<f64>,
-    /// By how much the looks in the middle differed from which it was taken, in µs.
-    pub way_spread_us: Option<f64>,
     /// What a write of this size and its answer take between two processes of this machine, in µs:
     /// it is part of the link's round trip.
     pub loopback_us: f64,
 }
 
 impl Calibrated {
+    /// The middle of what the repetitions found of one row.
+    fn middle(of: &[&Calibrated]) -> Option<Calibrated> {
+        let median_of = |pick: &dyn Fn(&Calibrated) -> Option<f64>| {
+            median(&of.iter().filter_map(|found| pick(found)).collect::<Vec<_>>())
+        };
+        let write_latency_us = median_of(&|found| Some(found.write_latency_us as f64))?;
+        Some(Calibrated {
+            write_latency_us: write_latency_us.round() as u64,
+            way_us: median_of(&|found| found.way_us),
+            loopback_us: median_of(&|found| Some(found.loopback_us))?,
+            ..**of.first()?
+        })
+    }
+
     /// The link's round trip as it is here, in µs: never less than the loopback's own.
     fn link_us(&self, rtt_us: u64) -> f64 {
         (rtt_us as f64).max(self.loopback_us)
@@ -74,6 +88,9 @@ pub struct Cell {
     pub latency_p99_ms: Option<f64>,
     /// Standard deviation over mean of the throughput, in %.
     pub noise_percent: Option<f64>,
+    /// How far the throughput of another run like this one may be from it, in %: see
+    /// [`another_run_percent`].
+    pub another_run_percent: Option<f64>,
     /// How busy this machine's CPUs were, in %.
     pub cpu_percent: Option<f64>,
     /// What is lost of the throughput without a mirror, in %.
@@ -112,6 +129,9 @@ pub struct Side {
     pub far: Option<Cell>,
     /// What the link has of the overhead.
     pub link: Option<Link>,
+    /// How far the mirror's overhead in throughput may be from this in another run, in points of %: see
+    /// [`another_run`].
+    pub another_run_points: Option<f64>,
 }
 
 /// All of it.
@@ -133,7 +153,7 @@ pub struct Summary {
     pub cpus: usize,
     /// Length of each measurement, in ms.
     pub runtime_ms: u64,
-    /// How the disks were made.
+    /// How the disks were made: the middle of all repetitions.
     pub disks: Vec<Calibrated>,
     /// The published table beside ours.
     pub table: Vec<Side>,
@@ -144,14 +164,18 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of the results of a run that may not have been done to its end.
+    /// Of the results of a run that may not have been done to its end. Each repetition calibrated the
+    /// disks of all rows.
     pub fn new(
         options: &Options,
-        disks: Vec<Calibrated>,
+        calibrations: &[Vec<Calibrated>],
         machine: &Environment,
         records: &[Record],
     ) -> Summary {
         let cells = cells(records);
+        let rows = 0..calibrations.first().map_or(0, Vec::len);
+        let of = |row| calibrations.iter().filter_map(|all| all.get(row)).collect::<Vec<_>>();
+        let disks: Vec<_> = rows.filter_map(|row| Calibrated::middle(&of(row))).collect();
         let mut summary = Summary {
             schema_version: SCHEMA_VERSION,
             experiment: "mirror",
@@ -161,7 +185,13 @@ impl Summary {
             cpu_model: machine.cpu_model.clone(),
             cpus: machine.cpus,
             runtime_ms: options.runtime_ms,
-            table: ROWS.iter().map(|row| side(row, &cells, &disks, options)).collect(),
+            table: ROWS
+                .iter()
+                .map(|row| Side {
+                    another_run_points: another_run(&overheads(records, row)),
+                    ..side(row, &cells, &disks, options)
+                })
+                .collect(),
             disks,
             cells,
             doubts: Vec::new(),
@@ -190,7 +220,7 @@ impl Summary {
                 .to_owned(),
         ];
         doubts.push(self.link_doubt());
-        doubts.extend(self.calibration_doubt());
+        doubts.push(self.another_run_doubt());
         let fewest = self.cells.iter().map(|cell| cell.repetitions).min().unwrap_or(0);
         if fewest < REPETITIONS_LEAST {
             doubts.push(format!(
@@ -228,21 +258,26 @@ impl Summary {
         )
     }
 
-    /// What another run differs by beside the noise within one.
-    fn calibration_doubt(&self) -> Option<String> {
-        let of = |disk: &Calibrated| {
-            let spread_us = disk.way_spread_us?;
-            let percent = 100.0 * spread_us / disk.published_us;
-            Some(format!("{spread_us:.0} µs ({percent:.1} %) at {}", disk.size))
+    /// What another run may come to.
+    fn another_run_doubt(&self) -> String {
+        let of = |side: &Side| {
+            Some(format!("{:.1} points at {}", side.another_run_points?, side.published.size))
         };
-        let spreads: Vec<_> = self.disks.iter().filter_map(of).collect();
-        (!spreads.is_empty()).then(|| {
-            format!(
-                "each run sets its disks anew, this one by the middle of looks that differed by {}: \
-                 two runs may differ by as much, beside the noise",
-                spreads.join(", ")
-            )
-        })
+        let points: Vec<_> = self.table.iter().filter_map(of).collect();
+        match points.is_empty() {
+            true => {
+                "one repetition says nothing of its noise, nor how far another run may be from \
+                     it: ask for --repetitions=4 and more"
+                    .to_owned()
+            }
+            false => format!(
+                "another run: 19 of 20 rows of another run like this one are within so much of this \
+                 one's, if the machine stays as it is; each repetition calibrates its disks and \
+                 starts its nodes anew, so what differs between runs is in it. The mirror's \
+                 overhead in throughput: within {}",
+                points.join(", ")
+            ),
+        }
     }
 
     /// Where the CPUs were the limit.
@@ -311,6 +346,7 @@ fn cell(records: &[Record], row: &Row, hot: bool, setup: &'static str) -> Option
         latency_ms: middle(&|record| Some(record.latency_mean_us / 1e3))?,
         latency_p99_ms: middle(&|record| Some(record.latency_p99_us? / 1e3)),
         noise_percent: noise_percent(&throughputs),
+        another_run_percent: another_run_percent(&throughputs),
         cpu_percent: middle(&|record| Some(record.measurement.cpu.as_ref()?.busy_percent())),
         throughput_overhead_percent: None,
         latency_overhead_percent: None,
@@ -334,7 +370,23 @@ fn side(row: &Row, cells: &[Cell], disks: &[Calibrated], options: &Options) -> S
         );
         Link { throughput_percent: percent, latency_percent: percent }
     });
-    Side { published: *row, mirror, plain, far, link }
+    Side { published: *row, mirror, plain, far, link, another_run_points: None }
+}
+
+/// The mirror's overhead in throughput in each repetition, in %.
+fn overheads(records: &[Record], row: &Row) -> Vec<f64> {
+    let job = job_name(row, true);
+    let of = |setup| {
+        records
+            .iter()
+            .filter(|record| record.job == job)
+            .filter(move |record| record.target == setup)
+    };
+    let overhead = |mirror: &Record| {
+        let plain = of(PLAIN).find(|plain| plain.repetition == mirror.repetition)?;
+        Some(throughput_overhead(mirror.mb_per_s, plain.mb_per_s))
+    };
+    of(MIRROR).filter_map(overhead).collect()
 }
 
 #[cfg(test)]
@@ -352,14 +404,13 @@ pub(crate) mod tests {
             published_us: 2000.0,
             write_latency_us: 1900,
             way_us: Some(100.0),
-            way_spread_us: Some(20.0),
             loopback_us: 90.0,
         }
     }
 
     /// Twice at 8K: without a mirror 2 ms, with it 2.5, of which the link has 0.3.
     pub(crate) fn example() -> Summary {
-        let record = |setup: &str, job: &str, latency_ms: f64| {
+        let record = |repetition: u32, setup: &str, job: &str, latency_ms: f64| {
             let target = Target { name: setup.to_owned(), disks: vec![Place::Path("/x".into())] };
             let mut measurement = Measurement::default();
             measurement.total.latency_mean_us = latency_ms * 1e3;
@@ -368,18 +419,18 @@ pub(crate) mod tests {
             measurement.cpu =
                 Some(CpuUse { user_percent: 40.0, kernel_percent: 55.0, idle_percent: 5.0 });
             let job = Job { name: job.to_owned(), block_bytes: 8192, ..Job::default() };
-            Record::new("mirror", &job, &target, measurement)
+            Record { repetition, ..Record::new("mirror", &job, &target, measurement) }
         };
         let mut records = Vec::new();
-        for _ in 0..2 {
-            records.push(record(PLAIN, "8k", 2.0));
-            records.push(record(MIRROR, "8k", 2.5));
-            records.push(record(FAR, "8k", 2.4));
-            records.push(record(NO_LINK, "8k", 2.2));
-            records.push(record(CUSTOMER_SSD, "8k", 3.0));
-            records.push(record(CUSTOMER_PD, "8k", 25.0));
-            records.push(record(PLAIN, "8k-cold", 2.0));
-            records.push(record("cold, log on persistent disk", "8k-cold", 8.0));
+        for at in 0..2 {
+            records.push(record(at, PLAIN, "8k", 2.0));
+            records.push(record(at, MIRROR, "8k", 2.5));
+            records.push(record(at, FAR, "8k", 2.4));
+            records.push(record(at, NO_LINK, "8k", 2.2));
+            records.push(record(at, CUSTOMER_SSD, "8k", 3.0));
+            records.push(record(at, CUSTOMER_PD, "8k", 25.0));
+            records.push(record(at, PLAIN, "8k-cold", 2.0));
+            records.push(record(at, "cold, log on persistent disk", "8k-cold", 8.0));
         }
         let options = Options {
             program: "flagstone".into(),
@@ -393,7 +444,7 @@ pub(crate) mod tests {
             only: &[],
         };
         let machine = Environment { cpus: 2, ..Environment::default() };
-        Summary::new(&options, vec![disk()], &machine, &records)
+        Summary::new(&options, &[vec![disk()]], &machine, &records)
     }
 
     #[test]
@@ -410,6 +461,28 @@ pub(crate) mod tests {
         assert_eq!(link.latency_percent, link.throughput_percent);
         let cold = summary.cells.iter().find(|c| c.cold && c.setup.contains("persistent")).unwrap();
         assert!(cold.cold && (cold.throughput_overhead_percent.unwrap() - 75.0).abs() < 1e-9);
+    }
+
+    /// Each repetition has disks of its own, and two of them say how far a third may be.
+    #[test]
+    fn what_another_run_may_come_to_is_told() {
+        let summary = example();
+        assert_eq!(summary.table[0].another_run_points, None);
+        assert_eq!(summary.table[1].another_run_points, Some(0.0));
+        assert!(summary.another_run_doubt().contains("within 0.0 points at 8K"));
+        let mut none = summary.clone();
+        none.table.iter_mut().for_each(|side| side.another_run_points = None);
+        assert!(none.another_run_doubt().contains("--repetitions=4"));
+        let found = [(1900, 100.0, 90.0), (1890, 110.0, 80.0), (1800, 200.0, 120.0)];
+        let found = found.map(|(write_latency_us, way_us, loopback_us)| Calibrated {
+            write_latency_us,
+            way_us: Some(way_us),
+            loopback_us,
+            ..disk()
+        });
+        let middle = Calibrated::middle(&found.iter().collect::<Vec<_>>()).unwrap();
+        let seen = (middle.write_latency_us, middle.way_us, middle.loopback_us);
+        assert_eq!(seen, (1890, Some(110.0), 90.0));
     }
 
     #[test]
@@ -441,6 +514,5 @@ pub(crate) mod tests {
         let busy = summary.binding();
         assert!(busy.contains("8K mirror") && busy.contains("8K cold no mirror"), "{busy}");
         assert!(doubts.contains("2 repetitions of some"), "{doubts}");
-        assert!(doubts.contains("differed by 20 µs (1.0 %) at 8K:"), "{doubts}");
     }
 }

@@ -100,9 +100,12 @@ fn everything(summary: &Summary) -> Table {
         "IOPS",
         "n",
         "noise",
+        "another run",
         "CPU",
     ];
     let mut table = Table::new(title, &head);
+    let dash = || "-".to_owned();
+    let rough = |percent: f64| format!("{percent:.1} %");
     for cell in &summary.cells {
         table.rows.push(vec![
             cell.job(),
@@ -111,11 +114,12 @@ fn everything(summary: &Summary) -> Table {
             percent(cell.throughput_overhead_percent),
             format!("{:.3}", cell.latency_ms),
             percent(cell.latency_overhead_percent),
-            cell.latency_p99_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.3}")),
+            cell.latency_p99_ms.map_or_else(dash, |ms| format!("{ms:.3}")),
             format!("{:.0}", cell.iops),
             cell.repetitions.to_string(),
-            cell.noise_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.1} %")),
-            cell.cpu_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.0} %")),
+            cell.noise_percent.map_or_else(dash, rough),
+            cell.another_run_percent.map_or_else(dash, |percent| format!("± {}", rough(percent))),
+            cell.cpu_percent.map_or_else(dash, |percent| format!("{percent:.0} %")),
         ]);
     }
     table
