@@ -46,17 +46,20 @@ impl Table {
         std::iter::once(&self.head).chain(&self.rows)
     }
 
+    /// Whether all of a column, which is not the first, are numbers, or dashes where there are none:
+    /// they stand at its right then.
+    pub(crate) fn is_figures(&self, at: usize) -> bool {
+        let starts_as_number =
+            |cell: &String| cell.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '±');
+        at > 0 && self.rows.iter().filter_map(|row| row.get(at)).all(starts_as_number)
+    }
+
     fn text(&self) -> String {
         let width = |at: usize| {
             self.lines().filter_map(|line| Some(line.get(at)?.chars().count())).max().unwrap_or(0)
         };
         let widths: Vec<_> = (0..self.head.len()).map(width).collect();
-        let starts_as_number =
-            |cell: &String| cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
-        let is_figures = |at: usize| {
-            at > 0 && self.rows.iter().filter_map(|row| row.get(at)).all(starts_as_number)
-        };
-        let figures: Vec<_> = (0..self.head.len()).map(is_figures).collect();
+        let figures: Vec<_> = (0..self.head.len()).map(|at| self.is_figures(at)).collect();
         let mut out =
             if self.title.is_empty() { String::new() } else { format!("{}\n", self.title) };
         for line in self.lines() {
@@ -104,6 +107,20 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn figures_stand_at_the_right() {
+        let mut table = Table::new("", &["what", "noise", "another run", "why"]);
+        for (noise, another, why) in [("0.9 %", "± 2.1 %", "1st"), ("-", "± 11.6 %", "none")] {
+            let cells = ["8K", noise, another, why];
+            table.rows.push(cells.map(str::to_owned).into());
+        }
+        assert_eq!(
+            table.write(Form::Text),
+            "  what  noise  another run  why\n  8K    0.9 %      ± 2.1 %  1st\n  \
+             8K        -     ± 11.6 %  none\n"
+        );
+    }
 
     #[test]
     fn three_forms() {

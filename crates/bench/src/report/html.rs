@@ -32,7 +32,7 @@ impl Writer {
         ));
         self.element(&format!("caption id=\"{}-title\"", escaped(id)), &table.title);
         self.raw("<thead><tr>");
-        let figures: Vec<bool> = (0..table.head.len()).map(|at| is_figures(table, at)).collect();
+        let figures: Vec<bool> = (0..table.head.len()).map(|at| table.is_figures(at)).collect();
         let is_figure = |at: usize| figures.get(at).copied().unwrap_or(false);
         for (at, cell) in table.head.iter().enumerate() {
             let class = if is_figure(at) { " class=\"n\"" } else { "" };
@@ -53,13 +53,6 @@ impl Writer {
         }
         self.raw("</tbody></table></div>\n");
     }
-}
-
-/// Whether all of a column, but the first, are numbers.
-fn is_figures(table: &Table, at: usize) -> bool {
-    let starts_as_number =
-        |cell: &String| cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
-    at > 0 && table.rows.iter().filter_map(|row| row.get(at)).all(starts_as_number)
 }
 
 /// As text between tags, or in an attribute in quotation marks. What HTML does not allow, or what
