@@ -6,6 +6,7 @@
 //! changed since. A journal is not trusted: it can name the settings that this crate changes,
 //! and nothing else.
 
+mod beside;
 mod journal;
 mod persist;
 
@@ -143,10 +144,13 @@ fn change_setting(
     if before == change.value {
         return Ok(Outcome::Unchanged { file, now: before });
     }
+    beside::note(root, journal, &file)?;
     let entry =
         Entry::Setting { file: file.clone(), before: before.clone(), after: change.value.clone() };
     journal.add(entry)?;
-    let written = write_setting(root, &file, &change.value).and_then(|()| current(root, &file));
+    let written =
+        beside::write_keeping(root, &file, &change.value).and_then(|()| current(root, &file));
+    beside::note_taken(root, journal, &file)?;
     Ok(match written {
         Err(error) => Outcome::Failed { file, why: format!("the kernel refuses: {error}") },
         Ok(now) if now == change.value => Outcome::Changed { file, before, now },
@@ -178,7 +182,10 @@ pub fn undo(root: &Root) -> Result<Vec<Outcome>, ApplyError> {
                     Entry::Took { file: of, value } if of == file => Some(value),
                     _ => None,
                 });
-                undo_setting(root, file, before, &[Some(after), took])
+                // What stood beside a change that was cut off is as the kernel made it.
+                let is_cut_off = before == after && took.is_none();
+                let ours = (!is_cut_off).then_some([Some(after), took]);
+                undo_setting(root, file, before, ours)
             }
             Entry::File { file, before, after } => {
                 persist::undo(root, file, before.as_deref(), after)
@@ -187,7 +194,11 @@ pub fn undo(root: &Root) -> Result<Vec<Outcome>, ApplyError> {
         if outcome.is_failure() {
             remaining.push(entry.clone());
         }
-        outcomes.push(outcome);
+        // Of what only stood beside a change it is told if something had to be given back.
+        let is_beside = matches!(entry, Entry::Setting { before, after, .. } if before == after);
+        if !is_beside || !matches!(outcome, Outcome::Unchanged { .. }) {
+            outcomes.push(outcome);
+        }
     }
     remaining.reverse();
     journal.replace(remaining)?;
@@ -195,7 +206,13 @@ pub fn undo(root: &Root) -> Result<Vec<Outcome>, ApplyError> {
     Ok(outcomes)
 }
 
-fn undo_setting(root: &Root, file: &str, before: &str, ours: &[Option<&String>]) -> Outcome {
+/// `ours` is what a setting may hold that is not somebody else's; `None` if it may be anything.
+fn undo_setting(
+    root: &Root,
+    file: &str,
+    before: &str,
+    ours: Option<[Option<&String>; 2]>,
+) -> Outcome {
     let file = file.to_owned();
     let now = match current(root, &file) {
         Ok(now) => now,
@@ -208,10 +225,10 @@ fn undo_setting(root: &Root, file: &str, before: &str, ours: &[Option<&String>])
     if now == before {
         return Outcome::Unchanged { file, now };
     }
-    if !ours.iter().flatten().any(|our| **our == now) {
+    if ours.is_some_and(|ours| !ours.iter().flatten().any(|our| **our == now)) {
         return Outcome::ChangedSince { file, now, before: before.to_owned() };
     }
-    match write_setting(root, &file, before).and_then(|()| current(root, &file)) {
+    match beside::write_keeping(root, &file, before).and_then(|()| current(root, &file)) {
         Ok(restored) if restored == before => Outcome::Changed { file, before: now, now: restored },
         Ok(other) => Outcome::Failed { file, why: format!("the kernel made {other:?} of it") },
         Err(error) => Outcome::Failed { file, why: format!("the kernel refuses: {error}") },

@@ -39,8 +39,9 @@ fn line(setting: &str, value: &str) -> Option<(&'static str, String, String)> {
 pub(super) fn write(root: &Root, journal: &mut Journal) -> Result<Vec<Outcome>, ApplyError> {
     let (mut udev, mut sysctl) = (BTreeMap::new(), BTreeMap::new());
     for entry in journal.entries() {
-        let Entry::Setting { file, after, .. } = entry else { continue };
-        if current(root, file).ok().as_ref() != Some(after) {
+        let Entry::Setting { file, before, after } = entry else { continue };
+        // What only stood beside a change is nobody's wish.
+        if before == after || current(root, file).ok().as_ref() != Some(after) {
             continue;
         }
         match line(file, after) {
@@ -95,8 +96,14 @@ fn merge(old: &str, lines: &BTreeMap<String, String>) -> String {
         })
     };
     let kept = old.lines().filter(|line| !is_replaced(line));
-    let all = kept.chain(lines.values().map(String::as_str));
-    all.fold(String::new(), |text, line| text + line + "\n")
+    let mut all: Vec<&str> = kept.chain(lines.values().map(String::as_str)).collect();
+    // A scheduler makes the kernel choose `nr_requests` anew: rules of those come after it.
+    all.sort_by_key(|line| match line {
+        line if line.starts_with('#') => 0,
+        line if line.contains("ATTR{queue/scheduler}") => 1,
+        _ => 2,
+    });
+    all.into_iter().fold(String::new(), |text, line| text + line + "\n")
 }
 
 /// The file's text as it is, or `None` without it. What is no text of ours is an error, as it

@@ -57,6 +57,56 @@ fn changes_are_made_kept_and_undone() {
     assert!(undo(&root).expect("nothing to do").is_empty());
 }
 
+const REQUESTS: &str = "/sys/block/sda/queue/nr_requests";
+
+/// A scheduler makes the kernel choose the number of requests anew. On a loop device with 32 of
+/// them and mq-deadline, apply and undo used to end with the kernel's 256.
+#[test]
+fn what_a_scheduler_changes_beside_it_is_given_back() {
+    let (_directory, root) = host();
+    let apply_none = || {
+        fs::write(root.locate(SCHEDULER), "[mq-deadline] none").expect("written");
+        fs::write(root.locate(REQUESTS), "256\n").expect("written");
+        apply(&root, &changes()[..1], false).expect("it can");
+        fs::read_to_string(root.locate(JOURNAL)).expect("it is there")
+    };
+    let journal = apply_none();
+    let lines: Vec<&str> = journal.lines().collect();
+    assert_eq!(lines.len(), 3, "{journal}");
+    assert!(lines[0].contains("nr_requests") && lines[0].contains(r#""before":"256""#));
+    assert!(lines[1].contains("scheduler") && lines[2].contains(r#""entry":"took""#), "{journal}");
+
+    // The kernel took 128 at most; then it is its own; a crash came before that was noted; somebody
+    // else changed it since.
+    let of_kernel = journal.replace(r#""value":"256""#, r#""value":"128""#);
+    let cut_off = lines[..2].join("\n") + "\n";
+    for (journal, now, given_back) in
+        [(&of_kernel, "128", "256"), (&cut_off, "128", "256"), (&journal, "300", "300")]
+    {
+        apply_none();
+        fs::write(root.locate(JOURNAL), journal).expect("written");
+        fs::write(root.locate(REQUESTS), now).expect("written");
+        let outcomes = undo(&root).expect("it can");
+        assert_eq!(value(&root, SCHEDULER), "mq-deadline");
+        assert_eq!(value(&root, REQUESTS), given_back, "{journal}: {outcomes:?}");
+        assert!(!root.exists(JOURNAL));
+    }
+    apply_none();
+    assert_eq!(undo(&root).expect("it can").len(), 1, "what stayed is not told");
+}
+
+#[test]
+fn a_rule_of_a_scheduler_stands_before_what_it_would_undo() {
+    let (_directory, root) = host();
+    fs::write(root.locate(REQUESTS), "32\n").expect("written");
+    apply(&root, &[change(REQUESTS, "64")], true).expect("it can");
+    apply(&root, &changes()[..1], true).expect("it can");
+    let rules = root.read(UDEV_FILE).expect("written");
+    let place = |name: &str| rules.find(name).unwrap_or_else(|| panic!("{name}: {rules}"));
+    assert!(rules.starts_with("# Written by") && place("scheduler") < place("nr_requests"));
+    assert_eq!(rules.lines().count(), 3, "{rules}");
+}
+
 #[test]
 fn changes_of_one_setting_are_undone_to_the_first() {
     let (_directory, root) = host();
