@@ -278,3 +278,24 @@ proptest! {
         prop_assert!(!svg.contains("NaN") && !svg.contains("inf\""), "{}", svg);
     }
 }
+
+/// The last number of an axis stands at the edge of the picture, and is no narrower for it.
+#[test]
+fn no_number_of_an_axis_is_cut_off() {
+    let mut figure = lines();
+    figure.panels[0].x = Axis { scale: Scale::Log, format: Format::Nines, ..Axis::linear("x") };
+    figure.panels[0].marks.clear();
+    let pieces = vec![vec![(1.0, 1.0), (10_000.0, 2.0)]];
+    let line = Line { name: "a".into(), hue: Hue(0), pieces, dots: true };
+    figure.panels[0].content = Content::Lines(vec![line]);
+    let svg = figure.svg(Theme::Light);
+    let document = roxmltree::Document::parse(&svg).unwrap();
+    let number = |node: &roxmltree::Node<'_, '_>, name: &str| -> f64 {
+        node.attribute(name).and_then(|text| text.parse().ok()).unwrap()
+    };
+    let width = number(&document.root_element(), "width");
+    let last = document.descendants().find(|node| node.text() == Some("99.99\u{a0}%")).unwrap();
+    let last = last.ancestors().find(|node| node.has_tag_name("text")).unwrap();
+    let half = "99.99 %".len() as f64 * number(&last, "font-size") * 0.6 / 2.0;
+    assert!(number(&last, "x") + half <= width, "it ends at {}", number(&last, "x") + half);
+}

@@ -113,6 +113,8 @@ fn horizontal(out: &mut Writer, axis: &Axis, placed: &Placed, room: Room) {
             continue;
         }
         free = x + half + 4.0;
+        // The last number of an axis would be cut off at the picture's edge.
+        let x = x.min(WIDTH - 2.0 - half);
         out.text(x, room.bottom() + 18.0, 11.0, "faint", Anchor::Middle, &text);
     }
 }
