@@ -66,7 +66,12 @@ fn profile(line: &str) -> Profile {
 }
 
 fn report(profile: &Profile) -> Report<'_> {
-    let system = System { computer: "host".to_owned(), started_unix_s: 1_795_247_333.0, cpus: 2 };
+    let system = System {
+        computer: "host".to_owned(),
+        started_unix_s: 1_795_247_333.0,
+        cpus: 2,
+        power_scheme: "performance".to_owned(),
+    };
     Report::new(profile, system, &run(), &[1 << 20, 1 << 20]).expect("four threads")
 }
 
@@ -89,6 +94,7 @@ fn the_text_report() {
         "\nCommand Line: ",
         "\nInput parameters:\n",
         "System information:\n",
+        "\n\tactive power scheme:\tperformance\n",
         "\nResults for timespan 1:\n*******************************************************************************\n",
         "\nactual test time:\t2.00s\nthread count:\t\t4\n",
         "\nCPU |  Usage |  User  | Kernel |  Idle\n",
@@ -214,4 +220,71 @@ fn columns_are_there_when_their_flags_are() {
         assert_eq!(text.matches(columns).count(), 3, "{flags}: {text}");
         assert_eq!(text.contains("latency distribution:"), flags == "-L");
     }
+}
+
+#[test]
+fn a_pool_of_threads_is_told_as_diskspd_tells_it() {
+    let profile = profile("-F4 -O3 a");
+    let text = report(&profile).text();
+    for line in [
+        "\tthread pool with 4 threads\n\tnumber of outstanding I/O operations per thread: 3\n",
+        "\t\trelative IO weight in thread pool: 1\n",
+        "thread count:\t\t4\nrequest count:\t\t3\n",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert!(!text.contains("threads per file"), "{text}");
+    let xml = report(&profile).xml();
+    assert!(xml.contains("<ThreadCount>4</ThreadCount>\n        <RequestCount>3</RequestCount>"));
+    assert!(xml.contains("<RequestCount>2</RequestCount>\n            <WriteRatio>"), "{xml}");
+
+    let without = self::profile("-F4 a");
+    let text = report(&without).text();
+    for line in [
+        "threads\n\tnumber of outstanding I/O operations per thread: 0\n",
+        "\t\tnumber of outstanding I/O operations per thread: 2\n",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert!(!text.contains("request count"), "{text}");
+}
+
+/// The lines of diskspd's own unit tests.
+#[test]
+fn distributions_are_told_as_diskspd_tells_them() {
+    let percent = profile("-b4K -t2 -rdpct10/10:10/10:0/10 a b");
+    let mut found = report(&percent);
+    let text = found.text();
+    assert!(
+        text.contains(
+            "\t\tIO Distribution:\n\
+             \t\t    10% of IO => [ 0% -  10%) of target\n\
+             \t\t    10% of IO => [10% -  20%) of target\n\
+             \t\t     0% of IO => [20% -  30%) of target\n\
+             \t\t    80% of IO => [30% - 100%) of target\n"
+        ),
+        "{text}"
+    );
+    let system = System { cpus: 2, ..System::default() };
+    found = Report::new(&percent, system, &run(), &[100 << 10, 100 << 10]).expect("four threads");
+    let text = found.text();
+    assert!(
+        text.contains(
+            "\nEffective IO Distributions\n--------------------------\n\
+             target: a [thread: 0 1]\ntarget: b [thread: 2 3]\n\
+             \x20   10% of IO => [     0    -      8KiB)\n\
+             \x20   10% of IO => [     8KiB -     20KiB)\n\
+             \x20   80% of IO => [    28KiB -    100KiB)\n\nTotal IO\n"
+        ),
+        "{text}"
+    );
+    assert_eq!(found.xml().matches("<Range IO=\"0\">8192</Range>").count(), 4);
+
+    let absolute = profile("-Rptext -rdabs10/1G:10/1G:0/100G a");
+    assert!(flagstone_bench::diskspd::text::profile(&absolute).contains(
+        "\t\t    10% of IO => [     0    -      1GiB)\n\
+             \t\t    10% of IO => [     1GiB -      2GiB)\n\
+             \t\t     0% of IO => [     2GiB -    102GiB)\n\
+             \t\t    80% of IO => [   102GiB -       end)\n"
+    ));
 }

@@ -4,6 +4,7 @@
 //! [`parse`] reads the command line, [`translate`] makes a job of it and says what is not the same,
 //! [`report`] gathers what came of it, [`text`] and [`xml`] write it.
 
+mod distribution;
 pub mod parse;
 pub mod profile;
 pub mod report;

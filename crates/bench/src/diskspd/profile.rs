@@ -117,6 +117,8 @@ pub struct Profile {
     pub total_threads: bool,
     /// `-o` or `-O`: requests in flight of each thread.
     pub outstanding: u32,
+    /// `-O` was given: `outstanding` is of the pool of `-F`, not of a target.
+    pub total_outstanding: bool,
     /// `-g`
     pub rate: Option<Rate>,
     /// `-i` and `-j`: requests of a burst, and ms between bursts.
@@ -175,6 +177,7 @@ impl Default for Profile {
             threads: 1,
             total_threads: false,
             outstanding: 2,
+            total_outstanding: false,
             rate: None,
             burst: None,
             priority: 3,
@@ -203,6 +206,17 @@ impl Profile {
     /// Whether places are random.
     pub fn is_random(&self) -> bool {
         matches!(self.access, Access::Random { .. })
+    }
+
+    /// `-F` and `-O` as a report tells them, 0 if they are not given.
+    pub(super) fn pool(&self) -> (u32, u32) {
+        let threads = if self.total_threads { self.threads } else { 0 };
+        (threads, if self.total_outstanding { self.outstanding } else { 0 })
+    }
+
+    /// Requests in flight that a report tells of each target: `-O` is none of theirs.
+    pub(super) fn of_target(&self) -> u32 {
+        if self.total_outstanding { Profile::default().outstanding } else { self.outstanding }
     }
 
     /// Alignment of random places, or the stride of sequential ones, in bytes.

@@ -90,6 +90,8 @@ pub struct System {
     pub started_unix_s: f64,
     /// CPUs.
     pub cpus: usize,
+    /// What governs their frequency, in the place of Windows' power scheme; empty if nothing does.
+    pub power_scheme: String,
 }
 
 /// Everything that a report tells.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::distribution::{self, by_threads, listed};
 use super::profile::{Access, Affinity, Cache, Content, Distribution, Profile, Rate};
 use super::report::{Count, Report, Section, count, deviation};
 use crate::cpu::CpuUse;
@@ -60,11 +61,8 @@ pub fn profile(profile: &Profile) -> String {
     let _ = writeln!(out, "\trandom seed: {}", profile.seed.unwrap_or(0));
     if profile.total_threads {
         let _ = writeln!(out, "\tthread pool with {} threads", profile.threads);
-        let _ = writeln!(
-            out,
-            "\tnumber of outstanding I/O operations per thread: {}",
-            profile.outstanding
-        );
+        let each = profile.pool().1;
+        let _ = writeln!(out, "\tnumber of outstanding I/O operations per thread: {each}");
     }
     if let Affinity::Cpus(cpus) = &profile.affinity {
         let cpus: Vec<_> = cpus.iter().map(|cpu| format!("0/{cpu}")).collect();
@@ -124,9 +122,12 @@ fn target(out: &mut String, profile: &Profile, path: &str) {
         ),
         Access::Sequential { .. } => format!("using sequential I/O (stride: {align})"),
     });
-    if !profile.total_threads {
-        line(format!("number of outstanding I/O operations per thread: {}", profile.outstanding));
-    }
+    line(match profile.total_outstanding {
+        false => {
+            format!("number of outstanding I/O operations per thread: {}", profile.of_target())
+        }
+        true => "relative IO weight in thread pool: 1".to_owned(),
+    });
     if profile.base_bytes > 0 {
         line(format!("base file offset: {}", size(profile.base_bytes)));
     }
@@ -159,19 +160,35 @@ fn target(out: &mut String, profile: &Profile, path: &str) {
         Some(Rate::BytesPerMs(bytes)) => line(format!("throughput rate-limited to {bytes} B/ms")),
         None => {}
     }
-    if let Some(distribution) = &profile.distribution {
+    if let Some(asked) = &profile.distribution {
         line("IO Distribution:".to_owned());
-        let (ranges, is_percent) = match distribution {
-            Distribution::Percent(ranges) => (ranges, true),
-            Distribution::Absolute(ranges) => (ranges, false),
-        };
-        let mut at = 0;
-        for (io, length) in ranges {
-            let word = |value: u64| if is_percent { format!("{value}%") } else { size(value) };
-            line(format!("   {io:>3}% of IO => [{:>8} - {:>8})", word(at), word(at + length)));
-            at += length;
+        for range in distribution::asked(asked) {
+            line(match asked {
+                Distribution::Percent(_) => format!(
+                    "   {:>3}% of IO => [{:>2}% - {:>3}%) of target",
+                    range.io_percent,
+                    range.from,
+                    range.from + range.length
+                ),
+                Distribution::Absolute(_) => absolute(&range),
+            });
         }
     }
+}
+
+/// A range in bytes, in columns of six and its unit.
+fn absolute(range: &distribution::Range) -> String {
+    let column = |bytes: u64| {
+        let text = size(bytes);
+        let unit = text.find(|c: char| c.is_ascii_alphabetic()).map_or("", |at| &text[at..]);
+        format!("{:>6}{unit}", &text[..text.len() - unit.len()])
+    };
+    let from = if range.from == 0 { "     0   ".to_owned() } else { column(range.from) };
+    let to = match range.length {
+        0 => "      end".to_owned(),
+        length => column(range.from.saturating_add(length)),
+    };
+    format!("   {:>3}% of IO => [{from} - {to})", range.io_percent)
 }
 
 impl Report<'_> {
@@ -188,7 +205,11 @@ impl Report<'_> {
         }
         let _ = write!(out, "\nactual test time:\t{:.2}s\n", self.seconds);
         let _ = writeln!(out, "thread count:\t\t{}", self.threads.len());
+        if self.profile.total_outstanding {
+            let _ = writeln!(out, "request count:\t\t{}", self.profile.outstanding);
+        }
         self.cpu_table(&mut out);
+        self.distributions(&mut out);
         for (title, section) in
             [("Total", Section::Total), ("Read", Section::Read), ("Write", Section::Write)]
         {
@@ -218,9 +239,26 @@ impl Report<'_> {
         let _ = write!(
             out,
             "\tcpu count:\t\t{0}\n\tcore count:\t\t{0}\n\tgroup count:\t\t1\n\tnode count:\t\t1\n\
-             \tsocket count:\t\t1\n\theterogeneous cores:\tn\n",
-            self.system.cpus
+             \tsocket count:\t\t1\n\theterogeneous cores:\tn\n\n\tactive power scheme:\t{1}\n",
+            self.system.cpus, self.system.power_scheme
         );
+    }
+
+    /// What `-rd` comes to on targets of their sizes.
+    fn distributions(&self, out: &mut String) {
+        for (at, (ranges, targets)) in
+            by_threads(self.profile, &self.threads).into_iter().enumerate()
+        {
+            if at == 0 {
+                out.push_str("\nEffective IO Distributions\n--------------------------\n");
+            }
+            for (path, threads) in targets {
+                let _ = writeln!(out, "target: {path} [thread:{}]", listed(&threads));
+            }
+            for range in ranges {
+                let _ = writeln!(out, "{}", absolute(&range));
+            }
+        }
     }
 
     fn cpu_table(&self, out: &mut String) {

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use super::distribution::{self, Range};
 use super::profile::{Access, Affinity, Cache, Content, Distribution, Format, Profile, Rate};
 use super::report::{Report, Section, Thread, count, deviation};
 use crate::cpu::CpuUse;
@@ -80,7 +81,7 @@ fn profile_element(xml: &mut Writer, profile: &Profile) {
     xml.leaf("Duration", profile.duration_s);
     xml.leaf("Warmup", profile.warm_up_s);
     xml.leaf("Cooldown", profile.cool_down_s);
-    let (threads, requests) = pool(profile);
+    let (threads, requests) = profile.pool();
     xml.leaf("ThreadCount", threads);
     xml.leaf("RequestCount", requests);
     xml.leaf("IoBucketDuration", profile.interval_ms.unwrap_or(1000));
@@ -95,11 +96,6 @@ fn profile_element(xml: &mut Writer, profile: &Profile) {
     xml.begin("Targets");
     profile.targets.iter().for_each(|path| target(xml, profile, path));
     (0..4).for_each(|_| xml.end());
-}
-
-/// `-F` and `-O`, 0 if they are not given.
-fn pool(profile: &Profile) -> (u32, u32) {
-    if profile.total_threads { (profile.threads, profile.outstanding) } else { (0, 0) }
 }
 
 fn target(xml: &mut Writer, profile: &Profile, path: &str) {
@@ -149,7 +145,7 @@ fn target(xml: &mut Writer, profile: &Profile, path: &str) {
     access(xml, profile);
     xml.leaf("ThreadStride", profile.thread_stride_bytes);
     xml.leaf("MaxFileSize", profile.end_bytes.unwrap_or(0));
-    xml.leaf("RequestCount", profile.outstanding);
+    xml.leaf("RequestCount", profile.of_target());
     xml.leaf("WriteRatio", profile.write_percent);
     match profile.rate {
         Some(Rate::Iops(iops)) => {
@@ -177,18 +173,46 @@ fn access(xml: &mut Writer, profile: &Profile) {
             }
         }
     }
-    let (name, ranges) = match &profile.distribution {
-        Some(Distribution::Percent(ranges)) => ("Percent", ranges),
-        Some(Distribution::Absolute(ranges)) => ("Absolute", ranges),
-        None => return,
+    let Some(asked) = &profile.distribution else { return };
+    let name = match asked {
+        Distribution::Percent(_) => "Percent",
+        Distribution::Absolute(_) => "Absolute",
     };
     xml.begin("Distribution");
     xml.begin(name);
-    for (io, length) in ranges {
-        xml.line(&format!("<Range IO=\"{io}\">{length}</Range>"));
+    for range in distribution::asked(asked) {
+        xml.line(&format!("<Range IO=\"{}\">{}</Range>", range.io_percent, range.length));
     }
     xml.end();
     xml.end();
+}
+
+/// What `-rd` comes to on a target of a size: holes are ranges without requests.
+fn effective(xml: &mut Writer, ranges: &[Range]) {
+    if ranges.is_empty() {
+        return;
+    }
+    xml.begin("Distribution");
+    xml.begin("Absolute");
+    let mut at = 0;
+    for range in ranges {
+        if range.from > at {
+            xml.line(&format!("<Range IO=\"0\">{}</Range>", range.from - at));
+        }
+        xml.line(&format!("<Range IO=\"{}\">{}</Range>", range.io_percent, range.length));
+        at = range.from.saturating_add(range.length);
+    }
+    xml.end();
+    xml.end();
+}
+
+/// The mask of so many CPUs from the first, in hexadecimal: more than 64 of them too.
+fn mask_of(cpus: usize) -> String {
+    let first = match cpus % 4 {
+        0 => String::new(),
+        rest => format!("{:x}", (1 << rest) - 1),
+    };
+    format!("0x{first}{}", "f".repeat(cpus / 4))
 }
 
 impl Report<'_> {
@@ -232,13 +256,38 @@ impl Report<'_> {
                 part(13, 15)
             ),
         );
+        let scheme = escaped(&self.system.power_scheme);
+        xml.line(&format!("<PowerScheme Name=\"{scheme}\" Guid=\"\"/>"));
+        self.topology(xml);
+        xml.end();
+    }
+
+    /// All CPUs are one group, node and socket, as in the text.
+    fn topology(&self, xml: &mut Writer) {
+        let cpus = self.system.cpus;
+        let all = mask_of(cpus);
+        xml.begin("ProcessorTopology Heterogeneous=\"false\"");
+        xml.line(&format!(
+            "<Group Group=\"0\" MaximumProcessors=\"{cpus}\" ActiveProcessors=\"{cpus}\" ActiveProcessorMask=\"{all}\"/>"
+        ));
+        for name in ["Node", "Socket"] {
+            xml.begin(&format!("{name} {name}=\"0\""));
+            xml.line(&format!("<Group Group=\"0\" Mask=\"{all}\"/>"));
+            xml.end();
+        }
+        for cpu in 0..cpus {
+            let mask = format!("0x{:x}{}", 1 << (cpu % 4), "0".repeat(cpu / 4));
+            xml.line(&format!(
+                "<Core Group=\"0\" Core=\"{cpu}\" Mask=\"{mask}\" EfficiencyClass=\"0\"/>"
+            ));
+        }
         xml.end();
     }
 
     fn time_span(&self, xml: &mut Writer) {
         xml.leaf("TestTimeSeconds", format_args!("{:.2}", self.seconds));
         xml.leaf("ThreadCount", self.threads.len());
-        xml.leaf("RequestCount", pool(self.profile).1);
+        xml.leaf("RequestCount", self.profile.pool().1);
         xml.leaf("ProcCount", self.system.cpus);
         self.cpu_element(xml);
         if self.profile.latency {
@@ -327,6 +376,7 @@ impl Report<'_> {
         xml.leaf("ReadCount", read.ios);
         xml.leaf("WriteBytes", write.bytes);
         xml.leaf("WriteCount", write.ios);
+        effective(xml, &distribution::effective(self.profile, thread.file_bytes));
         if self.profile.latency {
             for (name, sum) in [("Read", &read), ("Write", &write), ("", &total)] {
                 if !sum.latency.is_empty() {
@@ -362,6 +412,12 @@ fn iops_element(xml: &mut Writer, series: &Series, interval_ms: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn masks_of_cpus() {
+        assert_eq!([1, 2, 4, 6, 8].map(mask_of), ["0x1", "0x3", "0xf", "0x3f", "0xff"]);
+        assert_eq!(mask_of(66), "0x3ffffffffffffffff");
+    }
 
     #[test]
     fn text_in_xml_is_escaped() {

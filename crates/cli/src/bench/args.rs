@@ -108,9 +108,13 @@ impl From<Driver> for Choice {
     }
 }
 
-/// Arguments of `flagstone bench diskspd`.
+/// Arguments of `flagstone bench diskspd`. `-h` is diskspd's: no cache, and written through.
 #[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
 pub struct DiskspdArgs {
+    /// Print this help; -h is diskspd's own flag
+    #[arg(long, action = clap::ArgAction::Help)]
+    pub help: Option<bool>,
     /// Print fio's command and job file, and do nothing; before diskspd's own flags
     #[arg(long)]
     pub dry_run: bool,

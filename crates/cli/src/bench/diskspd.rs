@@ -19,6 +19,8 @@ use crate::output::{complain, print};
 
 /// More than the file of the kernel has.
 const STATUS_BYTES: u64 = 1 << 20;
+const HOSTNAME: &str = "/proc/sys/kernel/hostname";
+const GOVERNOR: &str = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";
 
 pub(super) fn run(args: &DiskspdArgs) -> Result<Exit, Error> {
     let parsed = parse(&args.arguments).map_err(Error::Usage)?;
@@ -48,9 +50,10 @@ pub(super) fn run(args: &DiskspdArgs) -> Result<Exit, Error> {
         .map(|path| os::size_of(Path::new(path)).map_err(Error::file("cannot open", path)))
         .collect();
     let system = System {
-        computer: computer_name(),
+        computer: read(HOSTNAME),
         started_unix_s: os::unix_seconds(),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        power_scheme: read(GOVERNOR),
     };
     let run = fio.measure(&translation.job, &translation.target, &interrupt, &mut || {})?;
     let report = Report::new(profile, system, &run, &sizes?)?;
@@ -104,7 +107,8 @@ fn cpus() -> String {
     listed.map_or_else(|| "0".to_owned(), |list| list.trim().to_owned())
 }
 
-fn computer_name() -> String {
-    let path = Path::new("/proc/sys/kernel/hostname");
-    os::read_text(path, STATUS_BYTES).map(|name| name.trim().to_owned()).unwrap_or_default()
+/// A file of the kernel, nothing if it is not there.
+fn read(path: &str) -> String {
+    let text = os::read_text(Path::new(path), STATUS_BYTES);
+    text.map(|text| text.trim().to_owned()).unwrap_or_default()
 }

@@ -57,7 +57,10 @@ fn each_flag() {
         ("-D", |p| p.interval_ms = Some(1000)),
         ("-D250", |p| p.interval_ms = Some(250)),
         ("-F4", |p| (p.threads, p.total_threads) = (4, true)),
-        ("-F4 -O9", |p| (p.threads, p.total_threads, p.outstanding) = (4, true, 9)),
+        ("-F4 -O9", |p| {
+            (p.threads, p.total_threads, p.outstanding) = (4, true, 9);
+            p.total_outstanding = true;
+        }),
         ("-t1", |_| {}),
         ("-o32", |p| p.outstanding = 32),
         ("-g100", |p| p.rate = Some(Rate::BytesPerMs(100))),

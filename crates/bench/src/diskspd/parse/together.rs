@@ -7,7 +7,11 @@ use crate::limits::TARGETS;
 impl Reader {
     pub(super) fn finish(mut self) -> Result<Parsed, String> {
         if self.profile.targets.is_empty() {
-            return Err("a target is missing: a file or a device, after the flags".to_owned());
+            return Err(
+                "a target is missing: a file or a device, after the flags (--help explains \
+                        the command)"
+                    .to_owned(),
+            );
         }
         if self.profile.targets.len() > TARGETS {
             return Err(format!("more than {TARGETS} targets"));
@@ -76,6 +80,7 @@ impl Reader {
                 return Err("-O: not with -g or -j".to_owned());
             }
             profile.outstanding = total;
+            profile.total_outstanding = true;
         }
         Ok(())
     }
