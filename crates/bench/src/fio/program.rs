@@ -86,13 +86,14 @@ impl Fio {
         &self.version
     }
 
-    /// The I/O engine for jobs that name none: `io_uring`, or `libaio` where that is forbidden.
+    /// The I/O engine for jobs that name none: `io_uring`, or the next of [`ENGINES`] where that is
+    /// forbidden or not built in.
     pub fn engine(&self) -> &str {
         &self.engine
     }
 
     fn best_engine(&self, interrupt: &Interrupt) -> Result<String, Error> {
-        for engine in ["io_uring", "libaio"] {
+        for engine in ENGINES {
             let options = ["name=probe", "filename=/dev/zero", "rw=read", "bs=4k", "size=4k"];
             let mut arguments: Vec<String> = options.iter().map(|o| format!("--{o}")).collect();
             arguments.push(format!("--ioengine={engine}"));
@@ -100,7 +101,7 @@ impl Fio {
                 return Ok(engine.to_owned());
             }
         }
-        Ok("psync".to_owned())
+        Ok(ONE_AT_A_TIME.to_owned())
     }
 
     fn ended(
@@ -125,6 +126,18 @@ impl Fio {
     /// # Errors
     /// What fio cannot do.
     pub fn options(&self, job: &Job, target: &Target) -> Result<Options, Error> {
+        let is_served = target.disks.iter().any(|disk| disk.path().is_none());
+        if job.depth > 1 && job.engine.is_none() && !is_served && self.engine == ONE_AT_A_TIME {
+            return Err(Error::Usage(format!(
+                "{}: a depth of {} cannot be had: {} has none of the I/O engines {} that works \
+                 here, and {ONE_AT_A_TIME} keeps one request in flight; allow one of them (a \
+                 container may forbid io_uring), or install a fio that has it",
+                job.name,
+                job.depth,
+                self.version,
+                ENGINES.join(", ")
+            )));
+        }
         arguments::options(job, target, &self.engine, None)
     }
 
@@ -213,6 +226,11 @@ impl Fio {
     }
 }
 
+/// I/O engines that keep many requests in flight, the best first.
+const ENGINES: [&str; 3] = ["io_uring", "libaio", "posixaio"];
+/// What is left: it does one after the other, whatever depth is asked for.
+const ONE_AT_A_TIME: &str = "psync";
+
 /// Bytes of one request of a fill.
 const FILL_BLOCK_BYTES: u64 = 1 << 20;
 
@@ -255,6 +273,23 @@ mod tests {
         let (_directory, path) = fake("echo fio-2.16");
         let old = Fio::at(path, &never).unwrap_err().to_string();
         assert!(old.contains("fio-2.16 is too old: fio-3.12"), "{old}");
+    }
+
+    #[test]
+    fn no_depth_is_told_that_is_not_there() {
+        let never = Interrupt::never();
+        let body = r#"case "$*" in *--version*) echo fio-3.33;; *) exit 1;; esac"#;
+        let (_directory, path) = fake(body);
+        let fio = Fio::at(path, &never).unwrap();
+        assert_eq!(fio.engine(), "psync");
+        let target: Target = "/x".parse().unwrap();
+        assert!(fio.options(&Job::default(), &target).is_ok(), "one at a time is what it does");
+        let deep = Job { name: "deep".to_owned(), depth: 32, ..Job::default() };
+        let refused = fio.options(&deep, &target).unwrap_err().to_string();
+        assert!(refused.starts_with("deep: a depth of 32 cannot be had: fio-3.33 "), "{refused}");
+        let named = Job { engine: Some("libaio".to_owned()), ..deep.clone() };
+        assert!(fio.options(&named, &target).is_ok(), "the user's choice");
+        assert!(fio.options(&deep, &"nbd://host/x".parse().unwrap()).is_ok(), "another engine");
     }
 
     #[test]
