@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::net::{IpAddr, UdpSocket};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -198,6 +199,24 @@ pub fn read_at(path: &Path, offset: u64, length: usize) -> io::Result<Vec<u8>> {
 pub fn size_of(path: &Path) -> io::Result<u64> {
     File::open(path)?.seek(SeekFrom::End(0))
 }
+
+/// What was written to a file or block device so far, in bytes, as the kernel counts it: the space
+/// that a file has, all that a device was ever sent. `None` where that is not told.
+pub fn written_bytes(path: &Path) -> Option<u64> {
+    let metadata = std::fs::metadata(path).ok()?;
+    if !metadata.file_type().is_block_device() {
+        return Some(metadata.blocks() * STAT_SECTOR_BYTES);
+    }
+    let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+    let stat = read_text(Path::new(&format!("/sys/dev/block/{major}:{minor}/stat")), 4096).ok()?;
+    let sectors: u64 = stat.split_whitespace().nth(STAT_SECTORS_WRITTEN)?.parse().ok()?;
+    Some(sectors.saturating_mul(STAT_SECTOR_BYTES))
+}
+
+/// Unit of `st_blocks` and of sectors in sysfs, whatever the device's own is.
+const STAT_SECTOR_BYTES: u64 = 512;
+/// Sectors written, in a device's `stat` (the kernel's Documentation/block/stat.rst).
+const STAT_SECTORS_WRITTEN: usize = 6;
 
 /// Looks again and again until there is something, for so many seconds at most; `None` after them.
 ///

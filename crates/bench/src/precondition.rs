@@ -1,6 +1,8 @@
 //! Targets before they are measured: reads of what was never written do not reach a disk, and
 //! writes to it cost what later ones do not.
 
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use flagstone_blockdev::SharedDevice;
@@ -19,14 +21,55 @@ const SAMPLES: u64 = 64;
 const SAMPLE_BYTES: usize = 4096;
 
 /// Makes a file that holds nothing yet, of its whole size and with its note, so that a fill that is
-/// interrupted is known as unfinished, and the file as ours.
+/// interrupted is known as unfinished, and the file as ours. The note comes before the size: after a
+/// crash in between the file is empty, and an empty file is nobody's.
 ///
 /// # Errors
-/// The system's.
+/// That its file system has no room for it; the system's. A file that was not there is not left.
 pub fn make(path: &Path, size_bytes: u64) -> Result<(), Error> {
-    let make = || std::fs::File::create(path).and_then(|file| file.set_len(size_bytes));
-    make().map_err(Error::file("cannot make", path))?;
-    guard::mark(path)
+    let before = std::fs::metadata(path);
+    check_room(&[path], size_bytes)?;
+    let made = std::fs::File::create(path)
+        .map_err(Error::file("cannot make", path))
+        .and_then(|file| guard::mark(path).map(|()| file))
+        .and_then(|file| file.set_len(size_bytes).map_err(Error::file("cannot make", path)));
+    if made.is_err() && before.is_err() {
+        // What is not there cannot be removed, and what was is not touched.
+        let _ = std::fs::remove_file(path);
+        let _ = std::fs::remove_file(guard::marker(path));
+    }
+    made
+}
+
+/// Whether file systems have room for files of a size that are to be made: a fill that finds out
+/// halfway has taken the room from everybody else.
+///
+/// # Errors
+/// That one has not.
+pub fn check_room(paths: &[&Path], size_bytes: u64) -> Result<(), Error> {
+    let mut wanted: BTreeMap<u64, u64> = BTreeMap::new();
+    for path in paths {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        let own = std::fs::metadata(path).map_or(0, |metadata| metadata.blocks() * 512);
+        // What is not known is found out by the fill.
+        let Ok(device) = std::fs::metadata(parent).map(|metadata| metadata.dev()) else { continue };
+        let Ok(found) = rustix::fs::statvfs(parent) else { continue };
+        let all = wanted.entry(device).or_default();
+        *all = all.saturating_add(size_bytes.saturating_sub(own));
+        let free = found.f_bavail.saturating_mul(found.f_frsize);
+        if *all > free {
+            return Err(Error::Usage(format!(
+                "{} of {:.2} GB does not fit: {:.2} GB are wanted here in all, and its file system \
+                 has {:.2} GB free; make it smaller, or make room",
+                path.display(),
+                size_bytes as f64 / 1e9,
+                *all as f64 / 1e9,
+                free as f64 / 1e9
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Whether data is everywhere that is looked: at places spread over the whole, and its end.
@@ -91,6 +134,34 @@ async fn has_data(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_does_not_fit_is_not_begun() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("f");
+        let refused = make(&path, 1 << 60).unwrap_err().to_string();
+        assert!(refused.contains("f of 1152921504.61 GB does not fit"), "{refused}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+        // Each of many may fit by itself.
+        let free = rustix::fs::statvfs(directory.path()).unwrap();
+        let third = free.f_bavail * free.f_frsize / 3;
+        let names = ["a", "b", "c", "d"].map(|name| directory.path().join(name));
+        let paths = names.each_ref().map(std::path::PathBuf::as_path);
+        assert!(check_room(&paths[..1], third).is_ok());
+        assert!(check_room(&paths, third).unwrap_err().to_string().contains("wanted here in all"));
+        make(&path, 1 << 20).unwrap();
+        assert!(make(&path, 1 << 60).is_err());
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20, "it is left as it was");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_marked_is_not_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("f");
+        std::fs::create_dir(guard::marker(&path)).unwrap();
+        assert!(make(&path, 1 << 20).is_err());
+        assert!(!path.exists());
+    }
 
     #[test]
     fn holes_are_found() {

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::campaign::Plan;
 use crate::environment::Environment;
 use crate::error::Error;
+use crate::fio::arguments::shell;
 use crate::job::{Job, Pattern};
 use crate::limits::{ENVIRONMENTS, RESULT_LINE_BYTES, RESULTS_BYTES};
 use crate::measurement::Measurement;
@@ -161,6 +162,19 @@ impl Store {
         Ok((store, plan))
     }
 
+    /// Takes a run away in which nothing was measured: of a failed beginning nothing stays.
+    pub fn discard(self) {
+        if self.path("results.jsonl").exists() {
+            return;
+        }
+        // A directory with anything else in it is not empty, and stays.
+        for name in ["campaign.json", "environment.json"] {
+            let _ = fs::remove_file(self.path(name));
+        }
+        let _ = fs::remove_dir(self.path("raw"));
+        let _ = fs::remove_dir(&self.directory);
+    }
+
     /// Where it is.
     pub fn directory(&self) -> &Path {
         &self.directory
@@ -271,13 +285,41 @@ impl Store {
     }
 }
 
+/// What goes on with a run.
+pub fn resume_command(directory: &Path) -> String {
+    let words = ["bench", "resume"].map(str::to_owned);
+    shell("flagstone", &[&words[..], &[directory.display().to_string()]].concat())
+}
+
+/// A directory of this name, or with a number behind it, that no run is in: two runs of a second
+/// have one each.
+pub fn free_directory(name: &Path) -> PathBuf {
+    let mut free = name.to_owned();
+    for number in 2.. {
+        if !free.exists() {
+            break;
+        }
+        free = PathBuf::from(format!("{}-{number}", name.display()));
+    }
+    free
+}
+
 /// The records of a directory, or of a file of lines.
 ///
 /// # Errors
 /// What cannot be read, with its line.
 pub fn read(path: &Path) -> Result<Vec<Record>, Error> {
     let file = if path.is_dir() { path.join("results.jsonl") } else { path.to_owned() };
-    let (records, _) = read_lines(&file)?;
+    let is_run = path.join("campaign.json").exists();
+    let records = match is_run && !file.exists() {
+        true => Vec::new(),
+        false => read_lines(&file)?.0,
+    };
+    if records.is_empty() && is_run {
+        let name = path.display();
+        let resume = resume_command(path);
+        return Err(Error::Usage(format!("{name} has no results yet; go on with: {resume}")));
+    }
     if records.is_empty() {
         return Err(Error::Usage(format!("{} has no results", path.display())));
     }
@@ -363,6 +405,24 @@ mod tests {
         assert!(resumed.destroy.is_empty(), "consent is given anew");
         plan.destroy.clear();
         assert_eq!(resumed, plan);
+    }
+
+    #[test]
+    fn a_run_without_results_says_how_to_go_on_or_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("run");
+        let store = Store::create(&path, &Plan::example()).unwrap();
+        assert_eq!(free_directory(&path), directory.path().join("run-2"));
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.ends_with(&format!("bench resume {}", path.display())), "{error}");
+        store.discard();
+        assert!(!path.exists());
+        assert_eq!(free_directory(&path), path);
+
+        let store = Store::create(&path, &Plan::example()).unwrap();
+        store.append(&record(0)).unwrap();
+        store.discard();
+        assert_eq!(Store::open(&path).unwrap().0.records().unwrap().len(), 1, "nothing is lost");
     }
 
     #[test]

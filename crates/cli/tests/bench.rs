@@ -191,7 +191,8 @@ fn a_fio_that_fails_or_breaks_is_quoted_and_nothing_is_lost() {
         bench.say(how, "6");
         let (_, errors) = bench.ends("run quick ./x --size 1m --results r", 1);
         assert!(errors.contains(said) && errors.contains("fio --"), "with the command: {errors}");
-        assert!(errors.contains("what was measured is in r"), "{errors}");
+        let go_on = "what was measured is in r; go on with: flagstone bench resume r\n";
+        assert!(errors.contains(go_on), "{errors}");
         assert_eq!(bench.results("r").len(), 5);
         let (_, errors) = bench.ends("run quick ./x --size 1m --results r", 2);
         assert!(errors.contains("has results already"), "{errors}");
@@ -199,6 +200,28 @@ fn a_fio_that_fails_or_breaks_is_quoted_and_nothing_is_lost() {
         let (out, _) = bench.ends("resume r", 0);
         assert!(out.contains("randwrite-4k"), "{out}");
         assert_eq!(bench.results("r").len(), 16);
+    }
+}
+
+#[test]
+fn a_run_that_measured_nothing_leaves_nothing() {
+    let bench = Bench::new();
+    bench.say("fail-at", "1");
+    let (_, errors) = bench.ends("run quick ./x --size 1m", 1);
+    assert!(
+        errors.contains("nothing was measured") && !errors.contains("bench-results"),
+        "{errors}"
+    );
+    let runs = || fs::read_dir(bench.path("bench-results")).expect("it is there").count();
+    assert_eq!(runs(), 0);
+    let (_, errors) = bench.ends("run quick ./huge --size 1048576t", 2);
+    assert!(errors.contains("./huge of ") && errors.contains("does not fit"), "{errors}");
+    assert!(!bench.path("huge").exists() && !bench.path("huge.flagstone-bench").exists());
+    assert_eq!(runs(), 0);
+    // Many of them begin in the same second.
+    for run in 1..=4 {
+        bench.ends("run quick ./x --size 1m --repetitions 1", 0);
+        assert_eq!(runs(), run);
     }
 }
 
@@ -334,6 +357,12 @@ fn diskspd_command_lines() {
     assert!(errors.contains("warning: -C: fio has no cool-down"), "{errors}");
     let (out, _) = bench.ends("diskspd -c1M -d1 -W0 -r -Rxml ./x", 0);
     assert!(out.starts_with("<Results>") && out.contains("<ReadCount>1002</ReadCount>"), "{out}");
+    // -h is diskspd's own, wherever it stands.
+    let (out, _) = bench.ends("diskspd -h -Rp -r ./x", 0);
+    assert!(out.contains("\t\tsoftware cache disabled\n"), "{out}");
+    let (_, errors) = bench.ends("diskspd -h", 2);
+    assert!(errors.contains("a target is missing") && errors.contains("--help"), "{errors}");
+    assert!(bench.ends("diskspd --help", 0).0.contains("Usage: flagstone bench diskspd"));
     let (out, _) = bench.ends("diskspd -Rp -r -t8 ./x", 0);
     assert!(out.contains("threads per file: 8"), "{out}");
     for (line, part) in [

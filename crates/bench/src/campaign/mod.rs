@@ -1,5 +1,6 @@
 //! A campaign: every job of a suite on every target, again and again, so that drift hits all alike.
 
+mod pace;
 mod run;
 mod serve;
 

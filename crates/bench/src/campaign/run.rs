@@ -1,8 +1,10 @@
 //! Running a campaign, from its beginning or from where it stopped.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use crate::attach::Initiator;
+use crate::campaign::pace::{Pace, Progress, planned_s};
 use crate::campaign::serve::{Driven, OWN_TOOL};
 use crate::campaign::{Plan, ROUNDS_MAX, Step};
 use crate::environment;
@@ -12,7 +14,7 @@ use crate::generator::Generator;
 use crate::guard::{self, Verdict};
 use crate::measurement::Measurement;
 use crate::nature::Nature;
-use crate::os::{self, Interrupt};
+use crate::os::{self, Interrupt, Stopwatch};
 use crate::precondition;
 use crate::results::{Record, Store};
 use crate::server::Meter;
@@ -25,6 +27,8 @@ pub trait Watcher {
     fn note(&mut self, text: &str);
     /// A measurement or a fill begins; `remaining_s` is of all that is left, with this.
     fn begin(&mut self, what: &str, remaining_s: f64);
+    /// How much of a fill is done, from 0 to 1; the remaining time is of all that is left.
+    fn filled(&mut self, _done: f64, _remaining_s: f64) {}
     /// Time passes.
     fn tick(&mut self);
     /// A measurement is made and kept.
@@ -59,9 +63,6 @@ pub struct Campaign<'a> {
     pub interrupt: &'a Interrupt,
 }
 
-/// What a fill is taken to reach when the remaining time is told, in bytes a second.
-const FILL_BYTES_PER_S: f64 = 200e6;
-
 type Done = BTreeSet<(String, String, u32)>;
 
 impl Campaign<'_> {
@@ -86,7 +87,7 @@ impl Campaign<'_> {
         let records = self.store.records()?;
         let mut done: Done =
             records.iter().map(|r| (r.job.clone(), r.target.clone(), r.repetition)).collect();
-        let mut rounds = Rounds::default();
+        let (mut rounds, mut pace) = (Rounds::default(), Pace::default());
         records.iter().for_each(|record| rounds.add(record));
         let mut driven = Vec::new();
         for target in &self.plan.targets {
@@ -101,16 +102,24 @@ impl Campaign<'_> {
                 (_, None) => return Err(Error::FioMissing),
             }
         }
+        self.check_room(&verdicts)?;
+        let mut fills: Vec<Unfilled> = Vec::new();
         for (driven, verdicts) in driven.iter().zip(&verdicts) {
-            self.prepare(driven, verdicts, watcher)?;
+            for found in self.prepare(driven, verdicts, watcher)? {
+                // A disk may be in several targets.
+                if !fills.iter().any(|fill| fill.target.disks == found.target.disks) {
+                    fills.push(found);
+                }
+            }
         }
+        self.fill_all(&fills, watcher)?;
         let mut environment = environment::record(&self.plan.targets, self.fio);
         driven.iter().for_each(|driven| driven.describe(&mut environment));
         self.store.environment(&environment)?;
         let of = |target| Nature::of_target(target, &environment, &self.plan.origins);
         let natures: Vec<Nature> = self.plan.targets.iter().map(of).collect();
         for job in 0..self.plan.jobs.len() {
-            self.run_job(job, (&driven, &natures), (&mut done, &mut rounds), watcher)?;
+            self.run_job(job, (&driven, &natures), (&mut done, &mut rounds, &mut pace), watcher)?;
         }
         Ok(())
     }
@@ -119,7 +128,7 @@ impl Campaign<'_> {
         &self,
         job: usize,
         (driven, natures): (&[Driven], &[Nature]),
-        (done, rounds): (&mut Done, &mut Rounds),
+        (done, rounds, pace): (&mut Done, &mut Rounds, &mut Pace),
         watcher: &mut dyn Watcher,
     ) -> Result<(), Error> {
         let least = self.plan.repetitions;
@@ -132,8 +141,10 @@ impl Campaign<'_> {
                 }
                 self.interrupt.check()?;
                 let what = format!("{} on {}, {} of {least}", key.0, key.1, repetition + 1);
-                watcher.begin(&what, self.remaining_s(step, done));
+                watcher.begin(&what, pace.corrected(self.remaining_s(step, done)));
+                let watch = Stopwatch::start();
                 let mut record = self.measure(step, &driven[step.target], watcher)?;
+                pace.add(self.plan.step_seconds(step), watch.seconds());
                 record.nature = natures[step.target];
                 self.store.append(&record)?;
                 watcher.done(&record);
@@ -224,13 +235,27 @@ impl Campaign<'_> {
         })
     }
 
-    /// Makes files and fills what was never written.
+    /// Whether all files that are to be made fit.
+    fn check_room(&self, verdicts: &[Vec<Verdict>]) -> Result<(), Error> {
+        let mut absent: Vec<&Path> = Vec::new();
+        for (target, verdicts) in self.plan.targets.iter().zip(verdicts) {
+            let disks = target.disks.iter().zip(verdicts);
+            let missing = disks.filter(|(_, verdict)| **verdict == Verdict::Absent);
+            absent.extend(missing.filter_map(|(disk, _)| disk.path()));
+        }
+        absent.sort_unstable();
+        absent.dedup();
+        precondition::check_room(&absent, self.plan.file_bytes)
+    }
+
+    /// Makes files, and finds what was never written and is to be filled.
     fn prepare(
         &self,
         driven: &Driven,
         verdicts: &[Verdict],
         watcher: &mut dyn Watcher,
-    ) -> Result<(), Error> {
+    ) -> Result<Vec<Unfilled>, Error> {
+        let mut fills = Vec::new();
         for (disk, verdict) in driven.target.disks.iter().zip(verdicts) {
             match disk.path() {
                 Some(path) if *verdict == Verdict::Absent => {
@@ -246,7 +271,25 @@ impl Campaign<'_> {
                 }
                 _ => {}
             }
-            self.fill(disk, driven, watcher)?;
+            let known = match disk.path() {
+                Some(path) => os::size_of(path).unwrap_or(0),
+                None => driven.served_bytes(disk),
+            };
+            let size_bytes = if known == 0 { self.plan.file_bytes } else { known };
+            let target = Target { name: driven.target.name.clone(), disks: vec![disk.clone()] };
+            fills.push(Unfilled { target, size_bytes });
+        }
+        Ok(fills)
+    }
+
+    fn fill_all(&self, fills: &[Unfilled], watcher: &mut dyn Watcher) -> Result<(), Error> {
+        let mut left_s: f64 =
+            self.plan.steps().iter().map(|step| self.plan.step_seconds(*step)).sum();
+        left_s += fills.iter().map(|fill| planned_s(fill.size_bytes)).sum::<f64>();
+        for fill in fills {
+            watcher.begin(&format!("filling {}", fill.target.disks[0]), left_s);
+            left_s -= planned_s(fill.size_bytes);
+            self.fill(fill, left_s, watcher)?;
         }
         Ok(())
     }
@@ -260,24 +303,34 @@ impl Campaign<'_> {
         }
     }
 
-    fn fill(&self, disk: &Place, driven: &Driven, watcher: &mut dyn Watcher) -> Result<(), Error> {
-        let known = match disk.path() {
-            Some(path) => os::size_of(path).unwrap_or(0),
-            None => driven.served_bytes(disk),
+    /// Fills one disk; `after_s` is what takes its time after it.
+    fn fill(&self, fill: &Unfilled, after_s: f64, watcher: &mut dyn Watcher) -> Result<(), Error> {
+        let disk = &fill.target.disks[0];
+        let mut progress = Progress::begin(disk.path(), fill.size_bytes);
+        let watch = Stopwatch::start();
+        let mut tick = || {
+            if let Some((done, left_s)) = progress.look(watch.seconds()) {
+                watcher.filled(done, after_s + left_s);
+            }
+            watcher.tick();
         };
-        let size = if known == 0 { self.plan.file_bytes } else { known };
-        let all: f64 = self.plan.steps().iter().map(|step| self.plan.step_seconds(*step)).sum();
-        watcher.begin(&format!("filling {disk}"), all + size as f64 / FILL_BYTES_PER_S);
-        let mut tick = || watcher.tick();
         match (disk, self.fio) {
-            (Place::NvmeTcp(uri), _) => self.generator.fill(uri, size, self.interrupt, &mut tick),
+            (Place::NvmeTcp(uri), _) => {
+                self.generator.fill(uri, fill.size_bytes, self.interrupt, &mut tick)
+            }
             (_, Some(fio)) => {
-                let one = Target { name: driven.target.name.clone(), disks: vec![disk.clone()] };
-                fio.fill(&one, Some(size), self.interrupt, &mut tick).map(drop)
+                fio.fill(&fill.target, Some(fill.size_bytes), self.interrupt, &mut tick).map(drop)
             }
             (_, None) => Err(Error::FioMissing),
         }
     }
+}
+
+/// A disk that is to be filled before anything is measured.
+struct Unfilled {
+    /// A target of this disk alone.
+    target: Target,
+    size_bytes: u64,
 }
 
 /// IOPS by job and target, in the order of their rounds.

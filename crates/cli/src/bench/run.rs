@@ -10,7 +10,7 @@ use flagstone_bench::fio::arguments::shell;
 use flagstone_bench::generator::{Generator, arguments};
 use flagstone_bench::os::{Interrupt, unix_seconds};
 use flagstone_bench::report::Run;
-use flagstone_bench::results::Store;
+use flagstone_bench::results::{Store, free_directory, resume_command};
 use flagstone_bench::stats::REPETITIONS_LEAST;
 use flagstone_bench::suite;
 use flagstone_bench::table::Form;
@@ -60,14 +60,15 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
         flagstone_bench::guard::check(target, plan.writes(), &plan.destroy)?;
     }
     let directory = args.results.clone().unwrap_or_else(|| {
-        PathBuf::from("bench-results").join(format!(
-            "{}-{}",
-            suite.name,
-            format_utc(unix_seconds())
-        ))
+        let name = format!("{}-{}", suite.name, format_utc(unix_seconds()));
+        free_directory(&PathBuf::from("bench-results").join(name))
     });
     let store = Store::create(&directory, &plan)?;
-    measure(&plan, &store, fio.as_ref(), &interrupt, args.format.into())
+    let ended = measure(&plan, &store, fio.as_ref(), &interrupt, args.format.into());
+    if ended.is_err() && args.results.is_none() {
+        store.discard();
+    }
+    ended
 }
 
 pub(super) fn resume(args: &ResumeArgs) -> Result<Exit, Error> {
@@ -118,20 +119,21 @@ fn measure(
         Campaign { plan, store, fio, generator: &generator, initiator: &initiator, interrupt };
     let ended = campaign.run(&mut watch);
     watch.clear();
-    let shown = if store.records()?.is_empty() {
-        Exit::Success
-    } else {
-        print(&tables(&[Run::read(store.directory())?], form), Exit::Success)
+    let is_empty = store.records()?.is_empty();
+    let shown = match is_empty {
+        true => Exit::Success,
+        false => print(&tables(&[Run::read(store.directory())?], form), Exit::Success),
     };
     let directory = store.directory().display().to_string();
-    let exit = exit_of(
-        ended.inspect_err(|_| complain(&format!("what was measured is in {directory}\n")))?,
-    );
+    let resume = resume_command(store.directory());
+    let exit = exit_of(ended.inspect_err(|_| {
+        complain(&match is_empty {
+            true => "nothing was measured\n".to_owned(),
+            false => format!("what was measured is in {directory}; go on with: {resume}\n"),
+        });
+    })?);
     complain(&match exit {
-        Exit::Interrupted => {
-            let words = ["bench".to_owned(), "resume".to_owned(), directory];
-            format!("interrupted; go on with: {}\n", shell("flagstone", &words))
-        }
+        Exit::Interrupted => format!("interrupted; go on with: {resume}\n"),
         _ => {
             let words = ["bench".to_owned(), "report".to_owned(), directory.clone()];
             let report = shell("flagstone", &words);

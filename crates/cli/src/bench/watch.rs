@@ -1,6 +1,7 @@
 //! Progress of a campaign: a bar on a terminal, lines elsewhere.
 
 use std::io::{self, IsTerminal};
+use std::time::Duration;
 
 use flagstone_bench::campaign::Watcher;
 use flagstone_bench::results::Record;
@@ -11,27 +12,48 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::output::complain;
 
 /// Shows a campaign to whoever looks at standard error.
-pub(crate) struct Watch(ProgressBar);
+pub(crate) struct Watch {
+    bar: ProgressBar,
+    /// What is being done.
+    what: String,
+    /// How much of it is done, where that is known: from 0 to 1.
+    done: Option<f64>,
+    /// When the remaining time was told, and what it was then.
+    told: (Duration, f64),
+}
 
 impl Watch {
     pub(crate) fn new() -> Watch {
         if !io::stderr().is_terminal() {
-            return Watch(ProgressBar::hidden());
+            return Watch::on(ProgressBar::hidden());
         }
         let bar = ProgressBar::new_spinner();
         bar.set_draw_target(ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
             bar.set_style(style);
         }
-        Watch(bar)
+        Watch::on(bar)
+    }
+
+    fn on(bar: ProgressBar) -> Watch {
+        Watch { bar, what: String::new(), done: None, told: (Duration::ZERO, 0.0) }
+    }
+
+    fn show(&self) {
+        let since = self.bar.elapsed().saturating_sub(self.told.0).as_secs_f64();
+        self.bar.set_message(message(&self.what, self.done, self.told.1 - since));
+    }
+
+    fn tell(&mut self, remaining_s: f64) {
+        self.told = (self.bar.elapsed(), remaining_s);
     }
 
     fn line(&self, text: &str) {
-        self.0.suspend(|| complain(&format!("{text}\n")));
+        self.bar.suspend(|| complain(&format!("{text}\n")));
     }
 
     pub(crate) fn clear(&self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }
 
@@ -41,11 +63,20 @@ impl Watcher for Watch {
     }
 
     fn begin(&mut self, what: &str, remaining_s: f64) {
-        self.0.set_message(format!("{what}; about {} left", format_seconds(remaining_s)));
+        self.what = what.to_owned();
+        self.done = None;
+        self.tell(remaining_s);
+        self.show();
+    }
+
+    fn filled(&mut self, done: f64, remaining_s: f64) {
+        self.done = Some(done);
+        self.tell(remaining_s);
     }
 
     fn tick(&mut self) {
-        self.0.tick();
+        self.show();
+        self.bar.tick();
     }
 
     fn done(&mut self, record: &Record) {
@@ -70,5 +101,28 @@ impl Watcher for Watch {
              the last five",
             found.range_percent, found.drift_percent
         ));
+    }
+}
+
+/// What is done, how far, and how long it all still takes: that counts down while nothing new is
+/// known of it.
+fn message(what: &str, done: Option<f64>, left_s: f64) -> String {
+    let far = done.map_or_else(String::new, |done| format!(", {:.0} % done", done * 100.0));
+    let left = match left_s {
+        s if s >= 1.0 => format!("about {}", format_seconds(s)),
+        _ => "less than a second".to_owned(),
+    };
+    format!("{what}{far}; {left} left")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown() {
+        assert_eq!(message("a on b, 1 of 4", None, 90.4), "a on b, 1 of 4; about 1 min 30 s left");
+        assert_eq!(message("filling b", Some(0.376), 5.0), "filling b, 38 % done; about 5 s left");
+        assert_eq!(message("a", None, -3.0), "a; less than a second left");
     }
 }
