@@ -29,6 +29,15 @@ pub const PERCENTILES: [(&str, f64); 12] = [
     ("99.999", 99.999),
 ];
 
+/// A percentile says something if at least so many requests lie beyond it; of fewer it is an
+/// accident.
+const BEYOND_LEAST: f64 = 5.0;
+
+/// Whether so many requests are enough for a percentile to say something.
+pub(crate) fn are_enough(ios: f64, percent: f64) -> bool {
+    ios * (100.0 - percent) / 100.0 > BEYOND_LEAST * 0.999
+}
+
 /// One direction, or both.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Side {

@@ -86,22 +86,85 @@ impl Table {
             if self.title.is_empty() { String::new() } else { format!("**{}**\n\n", self.title) };
         out += &row(&self.head);
         let rule: Vec<_> = (0..self.head.len())
-            .map(|at| if at == 0 { "---" } else { "---:" }.to_owned())
+            .map(|at| if self.is_figures(at) { "---:" } else { "---" }.to_owned())
             .collect();
         out += &row(&rule);
         self.rows.iter().for_each(|cells| out += &row(cells));
         out
     }
 
+    /// For programs: numbers without separators, units in the head, what is not known left empty,
+    /// and an interval as columns of its own.
     fn csv(&self) -> String {
-        let cell = |text: &String| match text.contains([',', '"', '\n', '\r']) {
+        let cell = |text: &str| match text.contains([',', '"', '\n', '\r']) {
             true => format!("\"{}\"", text.replace('"', "\"\"")),
-            false => text.clone(),
+            false => text.to_owned(),
         };
-        let row =
-            |cells: &Vec<String>| cells.iter().map(cell).collect::<Vec<_>>().join(",") + "\r\n";
-        self.lines().map(row).collect()
+        let columns: Vec<_> = (0..self.head.len()).flat_map(|at| self.csv_columns(at)).collect();
+        let row = |at: usize| {
+            let cells: Vec<_> = columns
+                .iter()
+                .map(|column| column.get(at).map_or_else(String::new, |t| cell(t)))
+                .collect();
+            cells.join(",") + "\r\n"
+        };
+        (0..=self.rows.len()).map(row).collect()
     }
+
+    /// A column as CSV has it, its head first: three of them if it has intervals.
+    fn csv_columns(&self, at: usize) -> Vec<Vec<String>> {
+        let head = self.head[at].clone();
+        let cells: Vec<&str> =
+            self.rows.iter().map(|row| row.get(at).map_or("", String::as_str)).collect();
+        let known = || cells.iter().filter(|cell| **cell != "-");
+        let column = |head: String, pick: &dyn Fn(&str) -> Option<String>| {
+            let body = cells.iter().map(|cell| match *cell {
+                "-" => String::new(),
+                cell => pick(cell).unwrap_or_default(),
+            });
+            std::iter::once(head).chain(body).collect()
+        };
+        if at == 0 || known().next().is_none() {
+            return vec![column(head, &|cell| Some(cell.to_owned()))];
+        }
+        if known().all(|cell| number(cell).is_some()) {
+            return vec![column(head, &number)];
+        }
+        let percent = |cell: &str| number(cell.strip_suffix(" %")?);
+        if known().all(|cell| percent(cell).is_some()) {
+            return vec![column(format!("{head}, %"), &percent)];
+        }
+        let part = |cell: &str, at: usize| -> Option<String> {
+            let (median, bounds) = cell.strip_suffix(']')?.split_once(" [")?;
+            let (low, high) = bounds.split_once('–').unwrap_or_default();
+            number([median, low, high][at])
+        };
+        if known().all(|cell| number(cell).or_else(|| part(cell, 0)).is_some()) {
+            return vec![
+                column(head.clone(), &|cell| number(cell).or_else(|| part(cell, 0))),
+                column(format!("{head}, low"), &|cell| part(cell, 1)),
+                column(format!("{head}, high"), &|cell| part(cell, 2)),
+            ];
+        }
+        vec![column(head, &|cell| Some(cell.to_owned()))]
+    }
+}
+
+/// A number without separators of thousands, if it is one.
+fn number(text: &str) -> Option<String> {
+    // How far something may be off (`± 2.1`) is a number, too.
+    let plain = text.trim_start_matches("± ").replace(',', "");
+    let is_plain = plain.chars().all(|c| c.is_ascii_digit() || ".-".contains(c));
+    (is_plain && plain.parse::<f64>().is_ok()).then_some(plain)
+}
+
+/// Several as one text. CSV has no headings: a line of `# title` stands before each.
+pub fn write_all(tables: &[Table], form: Form) -> String {
+    let text = |table: &Table| match form {
+        Form::Csv => format!("# {}\r\n{}", table.title, table.write(form)),
+        Form::Text | Form::Markdown => table.write(form),
+    };
+    tables.iter().map(text).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -131,6 +194,29 @@ mod tests {
             table.write(Form::Markdown),
             "**T**\n\n| job | MB/s |\n| --- | ---: |\n| a\\|b | 1,234 |\n"
         );
-        assert_eq!(table.write(Form::Csv), "job,MB/s\r\na|b,\"1,234\"\r\n");
+        assert_eq!(table.write(Form::Csv), "job,MB/s\r\na|b,1234\r\n");
+        assert_eq!(write_all(&[table.clone()], Form::Csv), "# T\r\njob,MB/s\r\na|b,1234\r\n");
+        assert_eq!(
+            write_all(&[table.clone(), table.clone()], Form::Text).matches("T\n").count(),
+            2
+        );
+    }
+
+    #[test]
+    fn csv_is_for_programs() {
+        let head = ["job", "on", "noise", "MB/s", "ratio", "verdict"];
+        let mut table = Table::new("T", &head);
+        let rows = [
+            ["1,2", "a, b", "± 6.3 %", "1,888.42 [858.30–1,648.51]", "-", "differs (p = 0.03)"],
+            ["3", "c", "-", "2.5 [n=2]", "-1.25", "no \"difference\" shown"],
+        ];
+        table.rows.extend(rows.map(|row| row.map(str::to_owned).to_vec()));
+        assert_eq!(
+            table.write(Form::Csv),
+            "job,on,\"noise, %\",MB/s,\"MB/s, low\",\"MB/s, high\",ratio,verdict\r\n\
+             \"1,2\",\"a, b\",6.3,1888.42,858.30,1648.51,,differs (p = 0.03)\r\n\
+             3,c,,2.5,,,-1.25,\"no \"\"difference\"\" shown\"\r\n"
+        );
+        assert!(table.write(Form::Markdown).contains("| --- | --- | ---: | ---: | ---: | --- |"));
     }
 }

@@ -8,20 +8,17 @@ use super::html::{Writer, json_in_script};
 use super::{Plot, Report, Run, data, repeat};
 use crate::campaign::Plan;
 use crate::compare::{Figure, SIGNIFICANT, Verdict};
+use crate::doubts::{LISTED, doubts, listed};
 use crate::environment::{Disk, Environment};
 use crate::nature::Nature;
-use crate::stats::{noise_percent, shown_deviations};
+use crate::stats::shown_deviations;
 use crate::table::Table;
 use crate::units::{format_number, format_seconds, format_utc};
 
 /// How the page looks: in the page itself, as it needs nothing from outside.
 const STYLE: &str = include_str!("style.css");
-/// Noise from which on it is said before all numbers, in %.
-const NOISY_PERCENT: f64 = 10.0;
 /// Above the doubts of an experiment.
 pub(super) const DOUBTS: &str = "What the numbers do not say by themselves";
-/// Differences that are listed before the tables.
-const FINDINGS: usize = 12;
 /// The sections: where they are and what they are called.
 const SECTIONS: [(&str, &str); 7] = [
     ("experiment", "The experiment"),
@@ -142,8 +139,8 @@ impl Report {
                 }
             }
         }
-        let more = found.len().saturating_sub(FINDINGS);
-        found.truncate(FINDINGS);
+        let more = found.len().saturating_sub(LISTED);
+        found.truncate(LISTED);
         if more > 0 {
             found.push(format!("{more} more differences: see the tables."));
         }
@@ -153,7 +150,7 @@ impl Report {
         if !few.is_empty() {
             found.push(format!("Too few repetitions to tell: {}.", listed(few)));
         }
-        found.extend(self.noisy());
+        found.extend(doubts(&self.comparison));
         found
     }
 
@@ -174,21 +171,6 @@ impl Report {
             word(change(Figure::Latency), "longer", "shorter"),
             self.comparison.names()[0]
         )
-    }
-
-    fn noisy(&self) -> Option<String> {
-        let mut noisy = Vec::new();
-        for row in self.comparison.rows() {
-            for (at, name) in self.comparison.names().iter().enumerate() {
-                let noise = noise_percent(&row.values(at, Figure::Iops)).unwrap_or(0.0);
-                if noise > NOISY_PERCENT {
-                    noisy.push(format!("{} on {name} ({noise:.0} %)", row.job));
-                }
-            }
-        }
-        (!noisy.is_empty()).then(|| {
-            format!("Noisy, over {NOISY_PERCENT} % between repetitions: {}.", listed(noisy))
-        })
     }
 
     fn pictures(&self, out: &mut Writer) {
@@ -389,16 +371,6 @@ pub(super) fn data_section<'a>(out: &mut Writer, runs: impl IntoIterator<Item = 
     out.raw("<script type=\"application/json\" id=\"data\">");
     out.raw(&json_in_script(&data::json(runs)));
     out.raw("</script>\n</section>\n");
-}
-
-/// The first of many, and how many more.
-fn listed(mut names: Vec<String>) -> String {
-    let more = names.len().saturating_sub(FINDINGS);
-    names.truncate(FINDINGS);
-    if more > 0 {
-        names.push(format!("and {more} more"));
-    }
-    names.join(", ")
 }
 
 fn date(unix_seconds: f64) -> String {

@@ -7,13 +7,10 @@ use flagstone_plot::{
 use super::{Plot, Run, slug};
 use crate::compare::{Cell, Comparison, Figure, Row};
 use crate::limits::{PLOT_CHARACTERS, PLOT_GROUPS, PLOT_LINES, REPORT_POINTS};
-use crate::measurement::PERCENTILES;
+use crate::measurement::{PERCENTILES, are_enough};
 use crate::results::Record;
 use crate::stats::median;
 use crate::units::format_size;
-
-/// A percentile is drawn if at least so many requests lie beyond it; of fewer it is an accident.
-const BEYOND_LEAST: f64 = 5.0;
 
 /// All plots of a report, the most telling first.
 pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Plot> {
@@ -294,7 +291,7 @@ fn percentile_curve(records: &[Record]) -> Vec<(f64, f64)> {
     for (name, percent) in PERCENTILES {
         let beyond = (100.0 - percent) / 100.0;
         let found = middle(&|record| record.measurement.total.percentile_us(name));
-        if let Some(us) = found.filter(|_| ios * beyond > BEYOND_LEAST * 0.999) {
+        if let Some(us) = found.filter(|_| are_enough(ios, percent)) {
             // Exactly 10,000 for 99.99 %, where the axis has a number.
             points.push(((1e6 / beyond).round() / 1e6, us));
         }

@@ -13,9 +13,10 @@ pub(crate) mod watch;
 use flagstone_bench::Error;
 use flagstone_bench::campaign::Ending;
 use flagstone_bench::compare::Figure;
+use flagstone_bench::doubts::doubts;
 use flagstone_bench::published::by_disks;
 use flagstone_bench::report::{Run, by_size, comparison};
-use flagstone_bench::table::{Form, Table};
+use flagstone_bench::table::{Form, Table, write_all};
 
 use self::args::{BenchArgs, BenchCommand};
 use crate::exit::Exit;
@@ -59,6 +60,12 @@ fn tables(runs: &[Run], form: Form) -> String {
     }
     all.extend(by_size(runs, comparison));
     all.extend(comparison.cpu());
-    let texts: Vec<_> = all.iter().map(|table| table.write(form)).collect();
-    texts.join("\n")
+    let mut text = write_all(&all, form);
+    // What reads CSV reads tables alone.
+    if form != Form::Csv {
+        let doubts = doubts(comparison);
+        text += if doubts.is_empty() { "" } else { "\n" };
+        text.extend(doubts.iter().map(|doubt| format!("- {doubt}\n")));
+    }
+    text
 }

@@ -1,0 +1,93 @@
+//! What is to be said before the numbers: which of them are noisy, and which may be of the machine
+//! that measured rather than of the disk.
+
+use crate::compare::{Comparison, Figure};
+use crate::results::Record;
+use crate::stats::{median, noise_percent};
+
+/// Noise from which on it is said, in %.
+const NOISY_PERCENT: f64 = 10.0;
+/// How busy all CPUs of the machine that measures may be before that is said, in %.
+const BUSY_PERCENT: f64 = 95.0;
+/// Names that are listed.
+pub(crate) const LISTED: usize = 12;
+
+/// Sentences, none if there is nothing to say.
+pub fn doubts(comparison: &Comparison) -> Vec<String> {
+    let (mut noisy, mut busy) = (Vec::new(), Vec::new());
+    for row in comparison.rows() {
+        for (at, name) in comparison.names().iter().enumerate() {
+            let noise = noise_percent(&row.values(at, Figure::Iops)).unwrap_or(0.0);
+            if noise > NOISY_PERCENT {
+                noisy.push(format!("{} on {name} ({noise:.0} %)", row.job));
+            }
+            if cpu_percent(&row.records[at]).is_some_and(|percent| percent >= BUSY_PERCENT) {
+                busy.push(format!("{} on {name}", row.job));
+            }
+        }
+    }
+    let mut said = Vec::new();
+    if !noisy.is_empty() {
+        said.push(format!("Noisy, over {NOISY_PERCENT} % between repetitions: {}.", listed(noisy)));
+    }
+    if !busy.is_empty() {
+        said.push(format!(
+            "This machine's CPUs were busy to {BUSY_PERCENT} % or more, so these may be limited by \
+             them and not by the disk: {}.",
+            listed(busy)
+        ));
+    }
+    said
+}
+
+fn cpu_percent(records: &[Record]) -> Option<f64> {
+    let busy = records.iter().filter_map(|r| Some(r.measurement.cpu.as_ref()?.busy_percent()));
+    median(&busy.collect::<Vec<_>>())
+}
+
+/// The first of many, and how many more.
+pub(crate) fn listed(mut names: Vec<String>) -> String {
+    let more = names.len().saturating_sub(LISTED);
+    names.truncate(LISTED);
+    if more > 0 {
+        names.push(format!("and {more} more"));
+    }
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::CpuUse;
+    use crate::job::Job;
+    use crate::measurement::Measurement;
+    use crate::nature::Nature;
+
+    fn of(iops: [f64; 3], idle_percent: f64) -> Vec<String> {
+        let records = iops.map(|iops| {
+            let mut measurement = Measurement::default();
+            measurement.total.iops = iops;
+            let kernel_percent = 100.0 - idle_percent;
+            measurement.cpu = Some(CpuUse { user_percent: 0.0, kernel_percent, idle_percent });
+            let job = Job { name: "j".to_owned(), ..Job::default() };
+            let record = Record::new("s", &job, &"a=/x".parse().unwrap(), measurement);
+            Record { nature: Nature::Real, ..record }
+        });
+        doubts(&Comparison::of_targets(records.into()))
+    }
+
+    #[test]
+    fn only_what_is_doubtful_is_said() {
+        assert_eq!(of([100.0, 101.0, 102.0], 50.0), [""; 0]);
+        let noisy = of([50.0, 100.0, 150.0], 50.0);
+        assert_eq!(noisy, ["Noisy, over 10 % between repetitions: j on a (50 %)."]);
+        let busy = of([100.0, 101.0, 102.0], 4.0);
+        assert!(busy.len() == 1 && busy[0].ends_with("not by the disk: j on a."), "{busy:?}");
+    }
+
+    #[test]
+    fn long_lists_are_cut() {
+        let all = (0..15).map(|n| n.to_string()).collect();
+        assert!(listed(all).ends_with("10, 11, and 3 more"));
+    }
+}

@@ -1,0 +1,130 @@
+//! Each job on each thing by itself: its medians, and what it cost in CPU time.
+
+use crate::compare::Comparison;
+use crate::measurement::are_enough;
+use crate::results::Record;
+use crate::stats::{median, noise_percent};
+use crate::table::Table;
+use crate::units::format_number;
+
+impl Comparison {
+    /// Everything of each job on each thing.
+    pub fn summary(&self) -> Table {
+        let head = [
+            "job",
+            "on",
+            "n",
+            "IOPS",
+            "MB/s",
+            "noise",
+            "mean ms",
+            "p50 ms",
+            "p99 ms",
+            "p99.9 ms",
+            "p99.99 ms",
+            "CPU",
+        ];
+        let mut table = Table::new("medians of n repetitions", &head);
+        for row in self.rows() {
+            for (name, records) in self.names().iter().zip(&row.records) {
+                let middle = |pick: &dyn Fn(&Record) -> Option<f64>| {
+                    median(&records.iter().filter_map(pick).collect::<Vec<_>>())
+                };
+                let text = |value: Option<f64>, decimals| {
+                    value.map_or_else(|| "-".to_owned(), |value| format_number(value, decimals))
+                };
+                let ms =
+                    |pick: fn(&Record) -> Option<f64>| text(middle(&|r| Some(pick(r)? / 1e3)), 3);
+                // As in the plots: what few requests lie beyond is an accident. 0 is not known.
+                let ios = middle(&|r| Some(r.measurement.total.ios as f64)).unwrap_or(0.0);
+                let rare = |percent, pick: fn(&Record) -> Option<f64>| match ios {
+                    ios if ios > 0.0 && !are_enough(ios, percent) => "-".to_owned(),
+                    _ => ms(pick),
+                };
+                let iops: Vec<f64> = records.iter().map(|record| record.iops).collect();
+                let cpu = middle(&|r| Some(r.measurement.cpu.as_ref()?.busy_percent()));
+                let percent = |value: Option<f64>| {
+                    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1} %"))
+                };
+                table.rows.push(vec![
+                    row.job.clone(),
+                    name.clone(),
+                    records.len().to_string(),
+                    text(median(&iops), 0),
+                    text(middle(&|r| Some(r.mb_per_s)), 2),
+                    percent(noise_percent(&iops)),
+                    ms(|r| Some(r.latency_mean_us)),
+                    ms(|r| r.latency_p50_us),
+                    rare(99.0, |r| r.latency_p99_us),
+                    rare(99.9, |r| r.latency_p99_9_us),
+                    rare(99.99, |r| r.latency_p99_99_us),
+                    percent(cpu),
+                ]);
+            }
+        }
+        table
+    }
+
+    /// What it cost in CPU time, where that is known: on the machine that measured, for a request of
+    /// the generator, and in the processes that served it, if they are on the same machine.
+    pub fn cpu(&self) -> Option<Table> {
+        let head = [
+            "job",
+            "on",
+            "this machine",
+            "generator, µs a request",
+            "server",
+            "server, of one CPU",
+            "server, µs a request",
+        ];
+        let mut table = Table::new("CPU use (medians)", &head);
+        for row in self.rows() {
+            for (name, records) in self.names().iter().zip(&row.records) {
+                let middle = |pick: &dyn Fn(&Record) -> Option<f64>| {
+                    median(&records.iter().filter_map(pick).collect::<Vec<_>>())
+                };
+                let text = |value: Option<f64>, unit: &str| {
+                    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}{unit}"))
+                };
+                let server = records.iter().find_map(|r| r.measurement.server.as_ref());
+                let all = [
+                    text(middle(&|r| Some(r.measurement.cpu.as_ref()?.busy_percent())), " %"),
+                    text(middle(&|r| r.measurement.cpu_us_per_io), ""),
+                    server.map_or_else(|| "-".to_owned(), |server| server.program.clone()),
+                    text(middle(&|r| Some(r.measurement.server.as_ref()?.busy_percent())), " %"),
+                    text(middle(&|r| r.measurement.server.as_ref()?.us_per_io(r.iops)), ""),
+                ];
+                if all.iter().any(|cell| cell != "-") {
+                    let mut cells = vec![row.job.clone(), name.clone()];
+                    cells.extend(all);
+                    table.rows.push(cells);
+                }
+            }
+        }
+        (!table.rows.is_empty()).then_some(table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Job;
+    use crate::measurement::Measurement;
+
+    #[test]
+    fn percentiles_that_are_accidents_are_not_shown() {
+        let of = |ios: u64| {
+            let mut measurement = Measurement::default();
+            measurement.total.ios = ios;
+            for (name, us) in [("50", 1e3), ("99", 2e3), ("99.9", 3e3), ("99.99", 4e3)] {
+                measurement.total.percentiles_us.insert(name.to_owned(), us);
+            }
+            let target = "a=/x".parse().unwrap();
+            let records = vec![Record::new("s", &Job::default(), &target, measurement)];
+            Comparison::of_targets(records).summary().rows[0][7..11].to_vec()
+        };
+        assert_eq!(of(50_000), ["1.000", "2.000", "3.000", "4.000"]);
+        assert_eq!(of(5_000), ["1.000", "2.000", "3.000", "-"]);
+        assert_eq!(of(499), ["1.000", "-", "-", "-"]);
+    }
+}
