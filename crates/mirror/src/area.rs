@@ -15,6 +15,7 @@ use crate::format::log_header::LogHeader;
 use crate::format::{FormatError, Page};
 use crate::id::Uuid;
 use crate::limits::{PAGE_BYTES, PAGES_PER_WRITE};
+use crate::recover::is_silent;
 use crate::shape::{LogLayout, Shape, log_layout};
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -128,7 +129,10 @@ impl Area {
 
     /// Sets what the pages on disk name, and all that pages stand for which cannot be read. Gives
     /// the numbers of those.
-    pub(crate) async fn read_pages(&self, log: Uuid, bits: &Bitmap) -> Vec<u64> {
+    ///
+    /// # Errors
+    /// When the device says nothing of a page.
+    pub(crate) async fn read_pages(&self, log: Uuid, bits: &Bitmap) -> Result<Vec<u64>, IoError> {
         let (all, mut damaged) = (self.shape.pages(), Vec::new());
         let mut first = 0;
         while first < all {
@@ -141,13 +145,18 @@ impl Area {
                 // One by one: a page that can be read is worth more than none.
                 for page in first..end {
                     let read = self.read_run(page..page + 1).await;
+                    if let Err(error) = read
+                        && is_silent(error)
+                    {
+                        return Err(error);
+                    }
                     let bytes = read.as_ref().map_or(&[][..], |read| &read[..]);
                     take_page(bytes, log, page, bits, &mut damaged);
                 }
             }
             first = end;
         }
-        damaged
+        Ok(damaged)
     }
 
     async fn read_run(&self, pages: Range<u64>) -> Result<BufMut, IoError> {

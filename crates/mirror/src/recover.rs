@@ -3,7 +3,8 @@
 //! Promises: a log that is not certainly the replica's own and latest never means that replicas are
 //! equal. It is answered by a new one, with a new name and all bits set, which is whole and durable
 //! before the superblock names it; until then the next attempt finds the old one as it was, or
-//! worse, and does the same.
+//! worse, and does the same. A device that cannot be reached says nothing of the log on it, which may
+//! be whole: that is no answer, and the replica stays closed until there is one.
 
 use flagstone_blockdev::IoError;
 
@@ -38,6 +39,26 @@ pub enum Lost {
     Unreadable(IoError),
 }
 
+/// Why nothing can be gone on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoLog {
+    /// It is worth nothing.
+    Lost(Lost),
+    /// Nobody knows what it is worth.
+    Unknown(IoError),
+}
+
+impl From<IoError> for NoLog {
+    fn from(error: IoError) -> NoLog {
+        if is_silent(error) { NoLog::Unknown(error) } else { NoLog::Lost(Lost::Unreadable(error)) }
+    }
+}
+
+/// True of a failure that says nothing of what is on a device.
+pub(crate) fn is_silent(error: IoError) -> bool {
+    matches!(error, IoError::Unreachable | IoError::NoMemory)
+}
+
 /// A log that can be gone on with.
 pub(crate) struct Recovered {
     pub(crate) start: Start,
@@ -49,21 +70,23 @@ pub(crate) struct Recovered {
 /// dirty.
 ///
 /// # Errors
-/// Why it is worth nothing.
-pub(crate) async fn recover(area: &Area, superblock: &Superblock) -> Result<Recovered, Lost> {
-    let slots = area.headers().await.map_err(Lost::Unreadable)?;
-    let (_, header) = newest(slots, |header| header.sequence).map_err(Lost::Header)?;
+/// Why it is worth nothing, or why that is not known.
+pub(crate) async fn recover(area: &Area, superblock: &Superblock) -> Result<Recovered, NoLog> {
+    let slots = area.headers().await?;
+    let newest_header = newest(slots, |header| header.sequence);
+    let (_, header) = newest_header.map_err(|error| NoLog::Lost(Lost::Header(error)))?;
     let Superblock { log, replica, incarnation, shape, .. } = superblock;
     match header.trust(*log, *replica, *incarnation, shape) {
         Trust::Own => {}
-        Trust::Stale => return Err(Lost::Stale),
-        Trust::Foreign => return Err(Lost::Foreign),
+        Trust::Stale => return Err(NoLog::Lost(Lost::Stale)),
+        Trust::Foreign => return Err(NoLog::Lost(Lost::Foreign)),
     }
-    let slots = area.records(*log).await.map_err(Lost::Unreadable)?;
-    let (_, record) = newest(slots, |record| record.sequence).map_err(Lost::Record)?;
+    let slots = area.records(*log).await?;
+    let newest_record = newest(slots, |record| record.sequence);
+    let (_, record) = newest_record.map_err(|error| NoLog::Lost(Lost::Record(error)))?;
     let bits = Bitmap::new(shape.bits(), shape.bit_bytes);
     let pages = Pages::new(shape.pages());
-    for page in area.read_pages(*log, &bits).await {
+    for page in area.read_pages(*log, &bits).await? {
         pages.raise(&(page * BITS_PER_PAGE..(page + 1) * BITS_PER_PAGE), SET);
     }
     let region_bits = u64::from(shape.region_bits());

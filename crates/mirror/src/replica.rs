@@ -33,7 +33,7 @@ pub use crate::log::{Pin, Statistics};
 use crate::options::Intent;
 use crate::part::Part;
 pub use crate::recover::Lost;
-use crate::recover::{Recovered, make, recover};
+use crate::recover::{NoLog, Recovered, make, recover};
 use crate::resize::follow_device;
 use crate::shape::{Layout, Shape, follow, layout};
 use crate::state::Wish;
@@ -152,7 +152,8 @@ async fn find(device: &SharedDevice, log: Option<SharedDevice>) -> Result<Opened
     superblock.flags.crashed |= superblock.flags.in_use;
     let (recovered, lost) = match recover(&area, &superblock).await {
         Ok(recovered) => (recovered, None),
-        Err(lost) => {
+        Err(NoLog::Unknown(error)) => return Err(error.into()),
+        Err(NoLog::Lost(lost)) => {
             tracing::warn!("the log of replica {} is made anew: {lost}", superblock.replica);
             (renew(device, &layout, &area, &mut superblock).await?, Some(lost))
         }
@@ -252,7 +253,8 @@ impl Replica {
     /// [`Replica::lost`] says why. One that was open as a source is flagged as crashed.
     ///
     /// # Errors
-    /// See [`ReplicaError`].
+    /// See [`ReplicaError`]; also where the log's device cannot be reached, and nothing is known of
+    /// the log: it is as it was.
     pub async fn open(
         device: SharedDevice,
         log: Option<SharedDevice>,

@@ -5,9 +5,11 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use flagstone_blockdev::{FileDevice, FileOptions};
+use flagstone_blockdev::{
+    BlockDevice, Fault, FaultConfig, FileDevice, FileOptions, IoFuture, MemoryDevice, ZeroFlags,
+};
 use flagstone_runtime::sim::{Config, DiskConfig, DiskFaults, NodeId, Simulation};
-use flagstone_runtime::{buf, time};
+use flagstone_runtime::{Buf, BufMut, buf, time};
 
 use super::*;
 use crate::limits::HOT_MIN;
@@ -284,6 +286,67 @@ fn what_cannot_be_read_may_be_the_latest() {
     sim.set_faults(node, LOG, DiskFaults::default().unreadable_at(record..record + 512));
     let (lost, marked) = found(&sim, node);
     assert_eq!((lost, marked), (Some(Lost::Unreadable(IoError::ReadFault)), BLOCKS));
+}
+
+/// The log's device is on another machine, which is gone at every moment of the opening: the log is
+/// not taken for lost, so nothing is copied that the peers have.
+#[test]
+fn a_log_that_cannot_be_reached_is_not_lost() {
+    flagstone_runtime::block_on(async {
+        let memory = |bytes| MemoryDevice::new(bytes, 512).expect("a size of blocks");
+        let data: SharedDevice = Arc::new(memory((BLOCKS + 7) * BLOCK));
+        let kept: SharedDevice = Arc::new(memory(64 << 10));
+        Replica::create(data.clone(), Some(kept.clone()), create()).await.expect("sound disks");
+        let open = |log: &SharedDevice| Replica::open(data.clone(), Some(log.clone()));
+        // Reads of the headers, the records and the page.
+        for answered in 0..5 {
+            let gone: SharedDevice = Arc::new(GoneAfter(kept.clone(), AtomicU64::new(answered)));
+            let opened = open(&gone).await.map(|replica| replica.lost());
+            assert_eq!(opened, Err(ReplicaError::Io(IoError::Unreachable)), "{answered}");
+        }
+        let replica = open(&kept).await.expect("it is there again");
+        assert_eq!((replica.lost(), replica.bits().count()), (None, 0));
+        // Damage is another matter.
+        let (fault, control) = Fault::new(kept.clone(), FaultConfig::default()).expect("no rates");
+        control.fail_next_reads(1);
+        let damaged: SharedDevice = Arc::new(fault);
+        let replica = open(&damaged).await.expect("the log is made anew");
+        assert_eq!(replica.lost(), Some(Lost::Unreadable(IoError::ReadFault)));
+    })
+    .expect("an executor");
+}
+
+/// A device whose machine is gone after so many reads, and back when it is written to.
+struct GoneAfter(SharedDevice, AtomicU64);
+
+impl BlockDevice for GoneAfter {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        let left = self.1.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        match left {
+            Ok(_) => self.0.read(offset, buf),
+            Err(_) => IoFuture::ready(Err(IoError::Unreachable)),
+        }
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        self.0.write(offset, data, fua)
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.0.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.0.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.0.write_zeroes(offset, len, flags)
+    }
 }
 
 #[test]
