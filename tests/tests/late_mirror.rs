@@ -1,5 +1,5 @@
-//! A mirrored volume one of whose nodes keeps its data on another server: without that server the
-//! node waits, serves nobody, and comes back as what it is by then.
+//! A mirrored volume one of whose nodes keeps its data, or its log, on another server: without that
+//! server the node waits, serves nobody, and comes back as what it is by then.
 #![allow(clippy::disallowed_methods, reason = "a real listener is what the program meets")]
 
 use std::fs;
@@ -16,8 +16,19 @@ const SIZE_BYTES: u64 = 32 << 20;
 
 /// A node of the mirror of volume `db`.
 fn node(scratch: &Scratch, name: &str, ports: (u16, u16), device: &str) -> Server {
-    let peer = if name == "a" { "b" } else { "a" };
     let log = scratch.join(&format!("{name}.intent"));
+    node_with_log(scratch, name, ports, device, log.to_str().expect("UTF-8"))
+}
+
+/// The same, with its log on a device of its own.
+fn node_with_log(
+    scratch: &Scratch,
+    name: &str,
+    ports: (u16, u16),
+    device: &str,
+    log: &str,
+) -> Server {
+    let peer = if name == "a" { "b" } else { "a" };
     let text = format!(
         "[server]\nnode = \"{name}\"\n[peer.{peer}]\naddress = \"127.0.0.1:{}\"\n\
          timeout = \"1s\"\n[volume.db]\nmirror = {{ peer = \"{peer}\", bitmap = {log:?} }}\n\
@@ -68,14 +79,26 @@ fn read_back(node: &Server, scratch: &Scratch, state: &str) {
     assert_eq!(ended.results["verify"]["violations"], 0, "{:#}", ended.results);
 }
 
+fn two_ports() -> (u16, u16) {
+    let free = || TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    // Both at a time: they are not the same.
+    let [one, two] = [free(), free()].map(|port| port.local_addr().expect("bound").port());
+    (one, two)
+}
+
+/// Waits until the reason for which a node's volume is not served has these words in it.
+fn wait_for_reason(node: &Server, words: &str) {
+    let reason = || get(&node.api(), "/v1/volumes/db")["waiting"]["reason"].clone();
+    let is = || reason().as_str().is_some_and(|reason| reason.contains(words));
+    until(&format!("it waits for {words}"), is, || node.output());
+}
+
 #[test]
 fn a_node_without_its_device_waits_and_is_a_target_after_a_failover() {
     let scratch = Scratch::new();
     let volume = format!("leg={}", scratch.disk("far", SIZE_BYTES).display());
     let mut far = Server::start(&[&volume]);
-    let free = || TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    // Both at a time: they are not the same.
-    let [one, two] = [free(), free()].map(|port| port.local_addr().expect("bound").port());
+    let (one, two) = two_ports();
     let mut a = node(&scratch, "a", (one, two), &far.nvme_uri("leg"));
     let disk = scratch.disk("near", SIZE_BYTES);
     let b = node(&scratch, "b", (two, one), disk.to_str().expect("UTF-8"));
@@ -110,4 +133,82 @@ fn a_node_without_its_device_waits_and_is_a_target_after_a_failover() {
     }
     let status = a.terminate();
     assert_eq!(status.code(), Some(0), "{status}\n{}", a.output());
+}
+
+/// A log that cannot be reached is waited for, and is as good as before when it is there; a log that is
+/// there and empty is lost, and all is compared.
+#[test]
+fn a_node_without_the_log_of_its_mirror_waits() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk("log", 1 << 20);
+    let mut far = Server::start(&[&format!("log={}", disk.display())]);
+    let (one, two) = two_ports();
+    let [near_a, near_b] = ["near-a", "near-b"].map(|name| scratch.disk(name, SIZE_BYTES));
+    let log = far.nbd_uri("log");
+    let near_a = near_a.to_str().expect("UTF-8");
+    let mut a = node_with_log(&scratch, "a", (one, two), near_a, &log);
+    let b = node(&scratch, "b", (two, one), near_b.to_str().expect("UTF-8"));
+    order(&a, "create --source");
+    order(&b, "create --target");
+    wait_for(&a, "mirroring");
+    write(&a, &scratch, "first", "0");
+
+    let lost = "the log of volume `db` was lost";
+    for empty in [false, true] {
+        a.kill();
+        far.kill();
+        if empty {
+            let file = fs::OpenOptions::new().write(true).open(&disk).expect("the log's disk");
+            file.set_len(0).and_then(|()| file.set_len(1 << 20)).expect("it is a file");
+        }
+        a.restart();
+        Load::start(&a.nvme_uri("other"), "--rw randwrite --ios 100").wait().assert_complete();
+        wait_for_reason(&a, "the write-intent log");
+        wait_for_reason(&a, &log);
+        let (done, said) = mirror(&a, "status");
+        assert!(!done && said.contains("the write-intent log"), "{said}");
+        assert!(!a.output().contains(lost), "{}", a.output());
+        far.restart();
+        // The target of a source that crashed serves: it may have what that one had in hand.
+        wait_for(&b, "mirroring");
+        order(&a, "switchover");
+        wait_for(&a, "mirroring");
+        read_back(&a, &scratch, "first");
+    }
+    assert!(a.output().contains(lost), "{}", a.output());
+}
+
+/// The device has come, and the replica on it cannot be opened for now: it is tried again, and nobody
+/// has to start the server anew.
+#[test]
+fn a_replica_that_cannot_be_opened_yet_is_tried_again() {
+    let scratch = Scratch::new();
+    let volume = format!("leg={}", scratch.disk("far", SIZE_BYTES).display());
+    let mut far = Server::start(&[&volume]);
+    let (one, two) = two_ports();
+    let mut a = node(&scratch, "a", (one, two), &far.nvme_uri("leg"));
+    let disk = scratch.disk("near", SIZE_BYTES);
+    let b = node(&scratch, "b", (two, one), disk.to_str().expect("UTF-8"));
+    order(&a, "create --source");
+    order(&b, "create --target");
+    wait_for(&a, "mirroring");
+    write(&a, &scratch, "first", "0");
+
+    a.kill();
+    far.kill();
+    let [log, kept] = ["a.intent", "kept"].map(|name| scratch.join(name));
+    fs::rename(&log, &kept).and_then(|()| fs::create_dir(&log)).expect("the log can be moved");
+    a.restart();
+    far.restart();
+    wait_for_reason(&a, "a.intent");
+    let attempts = || get(&a.api(), "/v1/volumes/db")["waiting"]["attempts"].as_u64();
+    let before = attempts();
+    until("it is tried again", || attempts() > before, || a.output());
+    assert!(a.output().contains("this has to be mended"), "{}", a.output());
+
+    fs::remove_dir(&log).and_then(|()| fs::rename(&kept, &log)).expect("the log can be moved");
+    wait_for(&b, "mirroring");
+    order(&a, "switchover");
+    read_back(&a, &scratch, "first");
+    assert!(!a.output().contains("was lost"), "{}", a.output());
 }

@@ -173,6 +173,13 @@ pub enum DeviceSpecError {
     Socket,
 }
 
+impl DeviceSpec {
+    /// True of what a server keeps, mostly on another machine.
+    pub(crate) fn is_remote(&self) -> bool {
+        matches!(self, DeviceSpec::NvmeTcp(_) | DeviceSpec::Nbd(_))
+    }
+}
+
 impl FromStr for DeviceSpec {
     type Err = DeviceSpecError;
 

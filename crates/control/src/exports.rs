@@ -9,18 +9,11 @@ use crate::config::{Config, Volume};
 use crate::serve::ServeError;
 use crate::subsystems::unservable;
 
-/// Exports of every volume under its export name; those without a device yet are expected.
-pub(crate) fn nbd_exports<'a>(
-    config: &Config,
-    devices: impl Iterator<Item = Option<&'a SharedDevice>>,
-) -> Result<Arc<Exports>, ServeError> {
+/// Exports of every volume under its export name: all are expected, and none is there yet.
+pub(crate) fn nbd_exports(config: &Config) -> Result<Arc<Exports>, ServeError> {
     let exports = Exports::default();
-    for (volume, device) in config.volumes.iter().zip(devices) {
-        match device {
-            Some(device) => exports.add(export(volume, device)),
-            None => exports.expect(&volume.nbd_export),
-        }
-        .map_err(unservable)?;
+    for volume in &config.volumes {
+        exports.expect(&volume.nbd_export).map_err(unservable)?;
     }
     Ok(Arc::new(exports))
 }

@@ -20,7 +20,7 @@ use crate::announce::{Served, announcement};
 use crate::api::{self, Reread};
 use crate::config::{Config, Diagnostics};
 use crate::connections::Connections;
-use crate::counted::{Counted, Counters};
+use crate::counted::Counters;
 use crate::exports::{nbd_exports, nbd_server};
 use crate::listen_spec::ListenSpec;
 use crate::mirrors::{self, Caps, Mirrored};
@@ -65,6 +65,13 @@ pub enum ServeError {
     /// Data may not be durable.
     #[error("volume `{0}` failed its last flush: {1}")]
     Flush(String, flagstone_blockdev::IoError),
+}
+
+impl ServeError {
+    /// What it is about is not reached, and may be later without any change here.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, ServeError::Open(error) if error.may_pass)
+    }
 }
 
 /// What a server works with while it runs.
@@ -152,11 +159,6 @@ pub async fn serve(
     server.end(nbd).await
 }
 
-/// The place of a volume's device, which may be empty.
-fn place(device: Option<SharedDevice>) -> OnceCell<SharedDevice> {
-    device.map_or_else(OnceCell::new, OnceCell::from)
-}
-
 /// Opens everything; nothing when it is told to stop meanwhile.
 async fn open(config: Config, signals: &Signals) -> Result<Option<Server>, ServeError> {
     let config = Rc::new(config);
@@ -165,51 +167,43 @@ async fn open(config: Config, signals: &Signals) -> Result<Option<Server>, Serve
     let waiting = Waiting::new(config.volumes.len());
     let counters: Vec<Arc<Counters>> =
         config.volumes.iter().map(|_| Arc::new(Counters::new())).collect();
-    let mut devices = Vec::with_capacity(config.volumes.len());
-    let mut mirrors = Vec::new();
     // What does not answer takes its time to be given up.
     let Some(stacks) = signals.unless_stopped(open_all(&config, &limits)).await else {
         return Ok(None);
     };
-    for (index, stack) in stacks?.into_iter().enumerate() {
-        devices.push(match stack {
-            Ok(stack) => {
-                mirrors.extend(stack.mirrored);
-                Some(Arc::new(Counted::with(stack.device, counters[index].clone())) as SharedDevice)
-            }
-            Err(error) => {
-                waiting.failed(index, &error);
-                None
-            }
-        });
-    }
+    let stacks = stacks?;
     let machine = machine_id();
-    let target = nvme_target(&config, &devices, &machine)?;
-    let caps = mirrors::caps(&config);
-    for mirror in &mirrors {
-        mirror.start(&target, &caps).await?;
-    }
-    let exports = nbd_exports(&config, devices.iter().map(Option::as_ref))?;
+    let exports = nbd_exports(&config)?;
     let nbd_drain = Drain::new();
-    let nbd = nbd_server(&config, exports.clone(), nbd_drain.clone());
-    Ok(Some(Server {
-        config,
-        volumes: devices.into_iter().map(place).collect(),
+    let server = Server {
+        volumes: config.volumes.iter().map(|_| OnceCell::new()).collect(),
         counters,
         waiting,
-        mirrors: RefCell::new(mirrors),
+        mirrors: RefCell::default(),
         limits,
-        target,
+        target: nvme_target(&config, &machine)?,
         nvme: Arc::default(),
+        nbd: nbd_server(&config, exports.clone(), nbd_drain.clone()),
         exports,
-        nbd,
         machine,
-        caps,
+        caps: mirrors::caps(&config),
         started: time::now(),
         bound: OnceCell::new(),
         nbd_drain,
         cores: cores(),
-    }))
+        config,
+    };
+    for (volume, stack) in stacks.into_iter().enumerate() {
+        let begun = match stack {
+            Ok(stack) => server.begin(volume, stack).await,
+            Err(error) => Err(error.into()),
+        };
+        match begun {
+            Err(error) if error.may_pass() => server.waiting.failed(volume, &error),
+            begun => begun?,
+        }
+    }
+    Ok(Some(server))
 }
 
 /// What tells this machine from others; a constant where the system has no such thing.

@@ -15,7 +15,7 @@ use flagstone_runtime::time;
 
 use crate::config::{self, Backing, Config, Layer, SharedLimit, Volume};
 use crate::device_spec::DeviceSpec;
-use crate::mirrors::Mirrored;
+use crate::mirrors::{Mirrored, reach_log};
 use crate::remote::{Failure, open_nbd, open_nvme};
 
 /// Block size of devices that have none of their own, in bytes.
@@ -204,7 +204,7 @@ pub(crate) async fn open_stack(
     own: Option<&Arc<Limiter>>,
 ) -> Result<Stack, OpenError> {
     let volume = &config.volumes[index];
-    let mut device = open_backing(volume).await?;
+    let (mut device, mut log) = open_devices(volume).await?;
     let mut mirrored = None;
     for layer in volume.layers.iter().rev() {
         device = match layer {
@@ -214,7 +214,7 @@ pub(crate) async fn open_stack(
             },
             Layer::SharedLimit(index) => Arc::new(Limited::new(device, shared[*index].clone())),
             Layer::Mirror(_) => {
-                let mirror = Rc::new(Mirrored::over(config, index, device).await?);
+                let mirror = Rc::new(Mirrored::over(config, index, device, log.take()).await?);
                 let device = mirror.device();
                 mirrored = Some(mirror);
                 device
@@ -236,6 +236,31 @@ pub(crate) async fn open_stack(
     }
 }
 
+/// Opens what a volume is stored on, and the device of its mirror's log if that is on another
+/// machine. A mistake in one of them is told first.
+async fn open_devices(volume: &Volume) -> Result<(SharedDevice, Option<SharedDevice>), OpenError> {
+    let backing = open_backing(volume).await;
+    if let Err(error) = &backing
+        && !error.may_pass
+    {
+        return backing.map(|device| (device, None));
+    }
+    let log = match volume.mirror() {
+        Some(mirror) => reach_log(mirror).await.map_err(|error| within(volume, error)),
+        None => Ok(None),
+    };
+    match (backing, log) {
+        (Ok(device), Ok(log)) => Ok((device, log)),
+        (_, Err(error)) if !error.may_pass => Err(error),
+        (Err(error), _) | (_, Err(error)) => Err(error),
+    }
+}
+
+/// The error of a device as one of the volume that it belongs to.
+fn within(volume: &Volume, error: OpenError) -> OpenError {
+    OpenError { may_pass: error.may_pass, ..about(volume, error.to_string()) }
+}
+
 /// Opens what a volume is stored on.
 async fn open_backing(volume: &Volume) -> Result<SharedDevice, OpenError> {
     let options = OpenOptions {
@@ -243,10 +268,7 @@ async fn open_backing(volume: &Volume) -> Result<SharedDevice, OpenError> {
         block_bytes: volume.block_size_bytes,
         ..OpenOptions::default()
     };
-    let within = |error: OpenError| OpenError {
-        may_pass: error.may_pass,
-        ..about(volume, error.to_string())
-    };
+    let within = |error| within(volume, error);
     match &volume.backing {
         Backing::Device(spec) => open_device(spec, &options).await.map_err(within),
         Backing::Stripe { chunk_bytes, devices } => {

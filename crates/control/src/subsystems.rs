@@ -17,13 +17,9 @@ pub(crate) fn unservable(error: impl std::fmt::Display) -> ServeError {
     ServeError::Unservable(error.to_string())
 }
 
-/// A target of all subsystems. A volume without a device is no namespace yet; hosts cannot connect
-/// to a subsystem as long as it has none at all.
-pub(crate) fn nvme_target(
-    config: &Config,
-    devices: &[Option<SharedDevice>],
-    machine: &[u8],
-) -> Result<Arc<Target>, ServeError> {
+/// A target of all subsystems. No volume is a namespace yet; hosts cannot connect to a subsystem as
+/// long as none of those that it is to have is one.
+pub(crate) fn nvme_target(config: &Config, machine: &[u8]) -> Result<Arc<Target>, ServeError> {
     let nvme = &config.server.nvme;
     let mut default = TargetConfig::default();
     if let Some(share) = mirrors::share(config) {
@@ -46,7 +42,7 @@ pub(crate) fn nvme_target(
     })
     .map_err(unservable)?;
     for subsystem in &config.subsystems {
-        add_subsystem(&target, config, subsystem, devices, machine)?;
+        add_subsystem(&target, config, subsystem, machine)?;
     }
     Ok(target)
 }
@@ -55,7 +51,6 @@ fn add_subsystem(
     target: &Arc<Target>,
     config: &Config,
     subsystem: &Subsystem,
-    devices: &[Option<SharedDevice>],
     machine: &[u8],
 ) -> Result<(), ServeError> {
     let nqn = nqn(&subsystem.nqn)?;
@@ -69,11 +64,6 @@ fn add_subsystem(
         .map_err(unservable)?;
     if !subsystem.namespaces.is_empty() {
         target.hold(&nqn).map_err(unservable)?;
-    }
-    for volume in &subsystem.namespaces {
-        if let Some(device) = &devices[*volume] {
-            add_volume(target, config, *volume, device, machine)?;
-        }
     }
     Ok(())
 }

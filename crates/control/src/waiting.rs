@@ -26,6 +26,7 @@ use crate::counted::Counted;
 use crate::device_spec::DeviceSpec;
 use crate::exports::export;
 use crate::limits::{OPEN_AT_ONCE, OPEN_PAUSE};
+use crate::mirrors::remote_log;
 use crate::reload::Limits;
 use crate::serve::{ServeError, Server};
 use crate::stack::{OpenError, Stack, open_stack};
@@ -45,7 +46,7 @@ pub(crate) struct Wait {
     pub(crate) reason: String,
     /// When the first failed.
     pub(crate) since: Instant,
-    /// When the next begins; `None` while one goes on, and after the last.
+    /// When the next begins; `None` while one goes on.
     pub(crate) next: Option<Instant>,
 }
 
@@ -77,19 +78,26 @@ impl Waiting {
     }
 
     /// An attempt has failed, and there will be another. The log is told once for each reason.
-    pub(crate) fn failed(&self, volume: usize, error: &impl std::fmt::Display) {
+    pub(crate) fn failed(&self, volume: usize, error: &ServeError) {
         let reason = error.to_string();
+        let longest = OPEN_PAUSE.end().as_secs();
         if self.reason(volume).as_ref() == Some(&reason) {
             tracing::debug!("{reason}; tried again");
-        } else {
-            let longest = OPEN_PAUSE.end().as_secs();
+        } else if error.may_pass() {
             tracing::warn!(
                 "{reason}; all else is served, and this is tried again, after {longest} s at most"
+            );
+        } else {
+            tracing::error!(
+                "{reason}; this has to be mended: where the device is, and it is tried again, after \
+                 {longest} s at most, or in the configuration of this server, which is started anew \
+                 then"
             );
         }
         self.note(volume, reason);
     }
 
+    /// Counts an attempt that failed.
     fn note(&self, volume: usize, reason: String) {
         let failures = &self.failures[volume];
         failures.set(failures.get() + 1);
@@ -151,27 +159,8 @@ pub(crate) async fn open_all(
 
 fn is_remote(config: &Config, volume: usize) -> bool {
     let devices = config.volumes[volume].backing.devices();
-    devices.iter().any(|spec| matches!(spec, DeviceSpec::NvmeTcp(_) | DeviceSpec::Nbd(_)))
-}
-
-/// Why a volume is not served yet.
-enum NotYet {
-    /// To be tried again.
-    Retry(String),
-    /// Something was begun that cannot be begun again.
-    GivenUp(String),
-}
-
-impl From<ServeError> for NotYet {
-    fn from(error: ServeError) -> NotYet {
-        NotYet::Retry(error.to_string())
-    }
-}
-
-impl From<OpenError> for NotYet {
-    fn from(error: OpenError) -> NotYet {
-        NotYet::Retry(error.to_string())
-    }
+    let log = config.volumes[volume].mirror().and_then(remote_log);
+    log.is_some() || devices.iter().any(DeviceSpec::is_remote)
 }
 
 impl Server {
@@ -185,12 +174,7 @@ impl Server {
             pause = (pause * 2).min(*OPEN_PAUSE.end());
             match self.open_now(volume).await {
                 Ok(()) => break,
-                Err(NotYet::Retry(reason)) => self.waiting.failed(volume, &reason),
-                Err(NotYet::GivenUp(reason)) => {
-                    let reason = format!("{reason}; it is served when the server starts anew");
-                    tracing::error!("{reason}");
-                    return self.waiting.note(volume, reason);
-                }
+                Err(error) => self.waiting.failed(volume, &error),
             }
         }
         let waited = self.waiting.ended(volume).map(|wait| wait.since.elapsed().as_secs());
@@ -198,20 +182,32 @@ impl Server {
         tracing::info!("volume `{name}` is served now, after {waited} s");
     }
 
-    async fn open_now(&self, volume: usize) -> Result<(), NotYet> {
+    async fn open_now(&self, volume: usize) -> Result<(), ServeError> {
         let (shared, own) = (&self.limits.shared, self.limits.own[volume].as_ref());
-        let Stack { device, mirrored } = open_stack(&self.config, volume, shared, own).await?;
-        if let Some(mirrored) = mirrored {
-            {
-                // Before it starts: whatever happens meanwhile, it ends in order with the server.
-                let mut mirrors = self.mirrors.borrow_mut();
-                let place = mirrors.partition_point(|other| other.volume < volume);
-                mirrors.insert(place, mirrored.clone());
-            }
-            let started = mirrored.start(&self.target, &self.caps).await;
-            started.map_err(|error| NotYet::GivenUp(error.to_string()))?;
+        let stack = open_stack(&self.config, volume, shared, own).await?;
+        self.begin(volume, stack).await
+    }
+
+    /// Begins to serve a volume: its mirror is started, if it has one, and hosts see it. When that
+    /// fails nothing of it is left, and another stack may be opened.
+    pub(crate) async fn begin(&self, volume: usize, stack: Stack) -> Result<(), ServeError> {
+        let Stack { device, mirrored } = stack;
+        let Some(mirrored) = mirrored else { return self.serve_volume(volume, device) };
+        {
+            // Before it starts: whatever happens meanwhile, it ends in order with the server.
+            let mut mirrors = self.mirrors.borrow_mut();
+            let place = mirrors.partition_point(|other| other.volume < volume);
+            mirrors.insert(place, mirrored.clone());
         }
-        Ok(self.serve_volume(volume, device)?)
+        let begun = match mirrored.start(&self.target, &self.caps).await {
+            Ok(()) => self.serve_volume(volume, device),
+            Err(error) => Err(error.into()),
+        };
+        if begun.is_err() {
+            mirrored.give_up().await;
+            self.mirrors.borrow_mut().retain(|other| other.volume != volume);
+        }
+        begun
     }
 
     /// Lets hosts see a volume whose device has come.

@@ -238,6 +238,17 @@ impl Mirror {
         }
     }
 
+    /// The same, as a crash would end it, and its replica writes nothing from when this returns:
+    /// another may open it.
+    pub async fn give_up(&self) {
+        let inner = &self.0;
+        // First: a change of role that asks a peer ends with its session.
+        self.close();
+        let _changing = inner.changing().await;
+        inner.end_attachment().await;
+        inner.local.retire().await;
+    }
+
     /// True while hosts are served here.
     pub fn is_active(&self) -> bool {
         let state = self.0.lock();

@@ -2,18 +2,15 @@
 
 use std::rc::Rc;
 
-use flagstone_blockdev::{FileDevice, FileOptions, IoError, SharedDevice};
+use flagstone_blockdev::IoError;
 use flagstone_mirror::format::superblock::Role;
 use flagstone_mirror::id::Uuid as Id;
 use flagstone_mirror::peer::{About, identify};
 use flagstone_mirror::replica::{Create, Replica};
-use flagstone_mirror::shape::{Shape, log_layout};
+use flagstone_mirror::shape::Shape;
 use flagstone_runtime::buf;
 
 use super::{Mirrored, shape};
-use crate::config;
-use crate::device_spec::DeviceSpec;
-use crate::stack::{OpenOptions, layered, open_device};
 use crate::units::format_size;
 
 /// How much of a device is looked at for signs of data, at its beginning.
@@ -56,36 +53,6 @@ pub(crate) enum CreateError {
 
 pub(super) fn failed(error: impl ToString) -> CreateError {
     CreateError::Failed(error.to_string())
-}
-
-/// Opens the device of the log, if it is one of its own. A file that is not there is made, as large
-/// as a volume of this shape needs: a log that was lost is answered by the mirror.
-pub(super) async fn open_log(
-    config: &config::Mirror,
-    shape: &Shape,
-) -> Result<Option<SharedDevice>, String> {
-    let Some(spec) = &config.bitmap else { return Ok(None) };
-    let needed = log_layout(shape).total_bytes;
-    if let DeviceSpec::Path(path) = spec
-        && !path.exists()
-    {
-        let options = FileOptions { create_bytes: Some(needed), ..FileOptions::default() };
-        drop(FileDevice::open(path, &options).map_err(|error| error.to_string())?);
-        tracing::info!("made {} for the write-intent log", path.display());
-    }
-    let device =
-        open_device(spec, &OpenOptions::default()).await.map_err(|error| error.to_string())?;
-    let mut layers = config.bitmap_layers.iter().rev();
-    let device = layers.try_fold(device, layered).map_err(|error| format!("{spec}: {error}"))?;
-    let has = device.geometry().size_bytes;
-    if has < needed {
-        return Err(format!(
-            "{spec}, for the write-intent log, has {}: {} are needed",
-            format_size(has),
-            format_size(needed)
-        ));
-    }
-    Ok(Some(device))
 }
 
 impl Mirrored {
@@ -133,7 +100,7 @@ impl Mirrored {
             return Ok(Created { usable_bytes, reserved_bytes, already: false, volume, replica });
         }
         let log_shape = Shape { usable_bytes, ..shape };
-        let log = open_log(&self.config, &log_shape).await.map_err(failed)?;
+        let log = self.open_log(&log_shape).await.map_err(|failure| failed(failure.problem))?;
         let create = Create { volume, with_data: role == CreateRole::Source, shape };
         Replica::create_within(self.leg.clone(), log.clone(), create, usable_bytes)
             .await
@@ -141,7 +108,12 @@ impl Mirrored {
         let replica = Replica::open(self.leg.clone(), log.clone()).await.map_err(failed)?;
         *self.log.borrow_mut() = log;
         let id = replica.superblock().replica;
-        self.run(replica).await.map_err(failed)?;
+        if let Err(failure) = self.run(replica).await {
+            if self.has_ended() {
+                self.reopen_soon();
+            }
+            return Err(failed(failure.problem));
+        }
         Ok(Created { usable_bytes, reserved_bytes, already: false, volume, replica: id })
     }
 

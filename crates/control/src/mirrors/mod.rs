@@ -13,6 +13,7 @@
 
 mod grow;
 mod make;
+mod open;
 mod reopen;
 mod slot;
 #[cfg(test)]
@@ -27,7 +28,7 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_mirror::pace::PaceLimits;
 use flagstone_mirror::peer::SharedPeer;
 use flagstone_mirror::queue::QueueLimits;
-use flagstone_mirror::replica::{Replica, ReplicaError, read_superblock};
+use flagstone_mirror::replica::{Replica, read_superblock};
 use flagstone_mirror::shape::{Shape, layout};
 use flagstone_mirror::{Mirror, PeerOptions};
 use flagstone_nvme::Nqn;
@@ -42,10 +43,11 @@ use flagstone_runtime::{spawn, time};
 
 use crate::config::{self, Config, Peer};
 use crate::names::Uuid;
-use crate::remote::resolve;
+use crate::remote::{Failure, resolve};
 use crate::stack::OpenError;
 
 pub(crate) use make::{CreateError, CreateRole};
+pub(crate) use open::{reach_log, remote_log};
 use slot::Slot;
 
 /// Controllers and ports of the nodes of a subsystem have numbers of their own: each node has one of
@@ -82,6 +84,8 @@ pub(crate) struct Mirrored {
     leg: SharedDevice,
     /// The device of the log, if it has one of its own, while the replica is open.
     log: RefCell<Option<SharedDevice>>,
+    /// The same on another machine, connected to since before anything was begun, until it is used.
+    reached_log: RefCell<Option<SharedDevice>>,
     slot: Arc<Slot>,
     target: RefCell<Option<Arc<Target>>>,
     caps: RefCell<Caps>,
@@ -94,11 +98,13 @@ pub(crate) struct Mirrored {
 
 impl Mirrored {
     /// The mirror of the volume at `index` over its leg, as large as the replica that is there: what
-    /// the configuration says of granularities is for one that is made. Nothing is written.
+    /// the configuration says of granularities is for one that is made. `log` is what [`reach_log`]
+    /// gives. Nothing is written.
     pub(crate) async fn over(
         config: &Config,
         index: usize,
         leg: SharedDevice,
+        log: Option<SharedDevice>,
     ) -> Result<Mirrored, OpenError> {
         let volume = &config.volumes[index];
         let failed = |problem: String| OpenError {
@@ -140,6 +146,7 @@ impl Mirrored {
             replica_nqn,
             leg,
             log: RefCell::default(),
+            reached_log: RefCell::new(log),
             slot: Slot::new(usable),
             target: RefCell::default(),
             caps: RefCell::default(),
@@ -192,6 +199,10 @@ impl Mirrored {
 
     /// Opens the replica, if there is one, and begins to serve if that is safe. Hosts of `target` are
     /// sent away until then.
+    ///
+    /// # Errors
+    /// Of the replica's devices, mostly. Nothing is left of what was begun: another [`Mirrored`] may
+    /// be started over them.
     pub(crate) async fn start(
         self: &Rc<Self>,
         target: &Arc<Target>,
@@ -200,45 +211,22 @@ impl Mirrored {
         *self.target.borrow_mut() = Some(target.clone());
         *self.caps.borrow_mut() = caps.clone();
         self.set_access(false);
-        match self.open().await {
-            Ok(Some(replica)) => self.run(replica).await.map_err(|error| self.failed(error)),
-            Ok(None) => {
-                let name = &self.name;
-                tracing::warn!(
-                    "volume `{name}` has no replica here yet: make it with `flagstone mirror create \
-                     {name} --source` on the node that has the data, `--target` on the other"
-                );
-                Ok(())
-            }
-            Err(error) => Err(self.failed(error)),
-        }
+        self.open_and_run().await.map_err(|Failure { problem, may_pass }| {
+            let device = format!("the mirror of volume `{}`", self.name);
+            OpenError { device, problem, may_pass }
+        })
     }
 
-    fn failed(&self, problem: impl ToString) -> OpenError {
-        let device = format!("the mirror of volume `{}`", self.name);
-        OpenError { device, problem: problem.to_string(), may_pass: false }
-    }
-
-    /// The replica that is on the leg; `None` when there is none.
-    async fn open(&self) -> Result<Option<Replica>, String> {
-        let found = read_superblock(&self.leg).await;
-        let superblock = match found {
-            Ok(superblock) => superblock,
-            Err(ReplicaError::Superblock(_)) => return Ok(None),
-            Err(error) => return Err(error.to_string()),
-        };
-        let log = make::open_log(&self.config, &superblock.shape).await?;
-        let replica = Replica::open(self.leg.clone(), log.clone())
-            .await
-            .map_err(|error| error.to_string())?;
-        *self.log.borrow_mut() = log;
-        if let Some(lost) = replica.lost() {
-            tracing::warn!(
-                "the log of volume `{}` was lost ({lost}): all is to be compared",
-                self.name
-            );
+    async fn open_and_run(self: &Rc<Self>) -> Result<(), Failure> {
+        if let Some(replica) = self.open().await? {
+            return self.run(replica).await;
         }
-        Ok(Some(replica))
+        let name = &self.name;
+        tracing::warn!(
+            "volume `{name}` has no replica here yet: make it with `flagstone mirror create {name} \
+             --source` on the node that has the data, `--target` on the other"
+        );
+        Ok(())
     }
 
     /// Size of the volume as hosts know it since the server began.
@@ -248,11 +236,17 @@ impl Mirrored {
     }
 
     /// Has the mirror run on this replica: its leg is served to peers, and hosts are served when
-    /// that is safe.
-    async fn run(self: &Rc<Self>, replica: Replica) -> Result<(), String> {
+    /// that is safe. One that does not start has ended.
+    async fn run(self: &Rc<Self>, replica: Replica) -> Result<(), Failure> {
         let mirror = self.mirror_of(replica)?;
         self.slot.set(Some(mirror.clone()));
-        let served = mirror.start().await.map_err(|error| error.to_string())?;
+        let served = match mirror.start().await {
+            Ok(served) => served,
+            Err(error) => {
+                self.give_mirror_up().await;
+                return Err(error.into());
+            }
+        };
         let role = mirror.status().role;
         tracing::info!(volume = self.name, ?role, served, "the mirror runs");
         self.follow(mirror, false);
@@ -306,7 +300,10 @@ impl Mirrored {
     fn set_access(&self, active: bool) {
         let state = if active { AnaState::OPTIMIZED } else { AnaState::INACCESSIBLE };
         let Some(target) = self.target.borrow().clone() else { return };
+        let known = target.subsystem_status(&self.nqn).is_ok_and(|status| status.ana == state);
         match target.set_ana_state(&self.nqn, state) {
+            // A mirror that is tried to be started again and again.
+            Ok(()) if known => {}
             Ok(()) => tracing::info!(volume = self.name, "hosts are told: {state}"),
             Err(error) => tracing::error!(volume = self.name, "cannot tell hosts: {error}"),
         }

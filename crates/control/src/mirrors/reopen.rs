@@ -1,5 +1,5 @@
 //! A mirror has given its replica up to be changed, and the replica could not be opened again: its
-//! device failed meanwhile. Hosts are sent to the other nodes, and it is tried again until it opens,
+//! device failed meanwhile. Or the replica has just been made, and its mirror did not start. Hosts are sent to the other nodes, and it is tried again until it opens,
 //! as a restart of the server would.
 
 use std::rc::{Rc, Weak};
@@ -8,6 +8,7 @@ use std::time::Duration;
 use flagstone_runtime::{spawn, time};
 
 use super::Mirrored;
+use crate::remote::Failure;
 
 /// Pause before the first attempt, doubled from one to the next.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -26,26 +27,23 @@ impl Mirrored {
         *self.watch.borrow_mut() = Some(spawn(try_again(Rc::downgrade(self))).abort_on_drop());
     }
 
-    async fn reopen(self: &Rc<Self>) -> Result<(), String> {
+    async fn reopen(self: &Rc<Self>) -> Result<(), Failure> {
         let _making = self.making.acquire(1).await;
         if !self.has_ended() {
             // Somebody has deleted it meanwhile.
             return Ok(());
         }
-        let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
+        let text = |problem: &str| problem.to_owned();
+        let target =
+            self.target.borrow().clone().ok_or_else(|| text("the server is not up yet"))?;
         // It is gone already where the mirror that ended came so far.
         let _ = target.remove_subsystem(&self.replica_nqn);
-        let replica = self.open().await?.ok_or("no replica is found on it any more")?;
-        self.run(replica).await.inspect_err(|_| {
-            // One that does not start is none.
-            if let Some(mirror) = self.mirror() {
-                mirror.close();
-            }
-        })?;
+        let found = self.open().await?;
+        self.run(found.ok_or_else(|| text("no replica is found on it any more"))?).await?;
         // The device failed before its size was changed, or after it.
         target
             .resize_namespace(&self.nqn, self.namespace_id)
-            .map_err(|error| format!("hosts cannot be told of its size: {error}"))
+            .map_err(|error| format!("hosts cannot be told of its size: {error}").into())
     }
 }
 
@@ -57,11 +55,11 @@ async fn try_again(this: Weak<Mirrored>) {
         match this.reopen().await {
             // Whoever follows the mirror that runs has taken this task's place.
             Ok(()) => return,
-            Err(error) => {
+            Err(Failure { problem, .. }) => {
                 pause = (2 * pause).min(PAUSE_MAX);
                 tracing::warn!(
                     volume = this.name,
-                    "the replica cannot be opened ({error}): it is tried again in {pause:?}"
+                    "the replica cannot be opened ({problem}): it is tried again in {pause:?}"
                 );
             }
         }

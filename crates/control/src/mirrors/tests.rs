@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use flagstone_blockdev::{Fault, FaultConfig, FaultControl};
+use flagstone_blockdev::{Fault, FaultConfig, FaultControl, MemoryDevice};
 use flagstone_mirror::state::MirrorState;
 use flagstone_nvmf::host::MultipathDevice;
 use flagstone_nvmf::target::{NamespaceConfig, TargetConfig, serve};
@@ -256,18 +256,20 @@ fn a_device_that_fails_while_the_volume_grows_is_opened_again() {
     block_on(async {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(64 << 20).unwrap();
+        let folder = tempfile::tempdir().unwrap();
         let text = format!(
             "[server]\nnode = \"node-a\"\n[peer.node-b]\naddress = \"127.0.0.1:1\"\n\
-             [volume.db]\nmirror = {{ peer = \"node-b\", bitmap = \"memory:1MiB\" }}\ndevice = {:?}\n",
+             [volume.db]\nmirror = {{ peer = \"node-b\", bitmap = {:?} }}\ndevice = {:?}\n",
+            // A log in a file, which cannot be opened twice.
+            folder.path().join("log"),
             file.path()
         );
         let config = Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"));
-        let spec: crate::device_spec::DeviceSpec =
-            file.path().to_str().unwrap().parse().unwrap();
+        let spec: crate::device_spec::DeviceSpec = file.path().to_str().unwrap().parse().unwrap();
         let device = crate::stack::open_device(&spec, &Default::default()).await.unwrap();
         let (fault, control) = Fault::new(device, FaultConfig::default()).unwrap();
         let leg: SharedDevice = Arc::new(fault);
-        let mirrored = Rc::new(Mirrored::over(&config, 0, leg).await.unwrap());
+        let mirrored = Rc::new(Mirrored::over(&config, 0, leg, None).await.unwrap());
         let target = Target::new(TargetConfig::default()).unwrap();
         let subsystem =
             SubsystemConfig { nqn: mirrored.nqn, serial: "S".to_owned(), allow_hosts: Vec::new() };
@@ -317,6 +319,77 @@ fn a_device_that_fails_while_the_volume_grows_is_opened_again() {
         control.heal();
         time::sleep(Duration::from_millis(1500)).await;
         assert_eq!(access(), AnaState::INACCESSIBLE, "it has ended, and is not opened again");
+    })
+    .unwrap();
+}
+
+/// A mirror that could not be started has left nothing behind, so another is started over its devices
+/// as soon as they answer. What cannot be reached may pass, and a log there is not lost.
+#[test]
+fn a_mirror_that_does_not_start_is_started_anew() {
+    block_on(async {
+        let text = "[server]\nnode = \"node-a\"\n[peer.node-b]\naddress = \"127.0.0.1:1\"\n\
+                    [volume.db]\nmirror = { peer = \"node-b\", bitmap = \"nbd://127.0.0.1:1/log\" }\n\
+                    device = \"memory:64MiB\"\n";
+        let config = Config::parse("f", text).unwrap_or_else(|error| panic!("{error}"));
+        let faulty = |bytes| {
+            let memory = Arc::new(MemoryDevice::new(bytes, 4096).unwrap());
+            let (fault, control) = Fault::new(memory, FaultConfig::default()).unwrap();
+            (Arc::new(fault) as SharedDevice, control)
+        };
+        let ((leg, legs_faults), (log, logs_faults)) = (faulty(64 << 20), faulty(1 << 20));
+        let target = Target::new(TargetConfig::default()).unwrap();
+        let over = || Mirrored::over(&config, 0, leg.clone(), Some(log.clone()));
+        let made = Rc::new(over().await.unwrap());
+        let subsystem =
+            SubsystemConfig { nqn: made.nqn, serial: "S".to_owned(), allow_hosts: Vec::new() };
+        target.add_subsystem(subsystem).unwrap();
+        made.start(&target, &caps(&config)).await.unwrap();
+        made.create(CreateRole::Source, false, false).await.unwrap();
+        write(&made.device(), 4096, 7).await.unwrap();
+        let replica_nqn = made.replica_nqn;
+        made.give_up().await;
+        drop(made);
+
+        let faults: [(fn(&FaultControl), &FaultControl, bool); 4] = [
+            (|control| control.set_unreachable(true), &legs_faults, true),
+            (|control| control.set_unreachable(true), &logs_faults, true),
+            (|control| control.fail_reads(0..u64::MAX), &legs_faults, false),
+            // Opened, and not to be begun with: it serves its peers by then.
+            (|control| control.fail_writes(0..u64::MAX), &legs_faults, false),
+        ];
+        for (fault, control, may_pass) in faults {
+            let held = Arc::strong_count(&leg);
+            let mirrored = Rc::new(over().await.unwrap());
+            fault(control);
+            let failed = mirrored.start(&target, &caps(&config)).await.unwrap_err();
+            assert_eq!(failed.may_pass, may_pass, "{failed}");
+            assert!(target.subsystem_status(&replica_nqn).is_err(), "{failed}");
+            drop(mirrored);
+            eventually("its tasks end", || Arc::strong_count(&leg) == held).await;
+            control.heal();
+        }
+        let mirrored = Rc::new(over().await.unwrap());
+        mirrored.start(&target, &caps(&config)).await.unwrap();
+        let status = mirrored.mirror().unwrap().status();
+        assert!(status.active, "it was the source, and met nobody");
+        assert_eq!(read(&mirrored.device(), 4096).await, Some(7));
+        mirrored.give_up().await;
+        drop(mirrored);
+        let replica = Replica::open(leg.clone(), Some(log.clone())).await.unwrap();
+        assert_eq!(replica.lost(), None);
+        replica.retire().await;
+
+        // One that this version does not know is not taken for none, over which another is made.
+        let end = leg.geometry().size_bytes;
+        for superblock in [end - 8192, end - 4096] {
+            let mut page = leg.read(superblock, buf::acquire(4096).await.unwrap()).await.unwrap();
+            page[8] += 1;
+            leg.write(superblock, page.freeze(), true).await.unwrap();
+        }
+        let later = Rc::new(over().await.unwrap());
+        let failed = later.start(&target, &caps(&config)).await.unwrap_err();
+        assert!(failed.to_string().contains("later version"), "{failed}");
     })
     .unwrap();
 }

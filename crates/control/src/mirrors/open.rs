@@ -1,0 +1,161 @@
+//! Opening what a mirror stands on: its replica, and the device of its write-intent log; and giving
+//! it up again, so that another can open them.
+//!
+//! A log that is lost is answered by the replica, which takes all for different. One that cannot be
+//! reached is not lost: nobody knows yet what it says, and the mirror waits for it, as its volume
+//! does for a device that cannot be reached (`waiting`).
+
+use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
+use flagstone_mirror::RoleError;
+use flagstone_mirror::format::FormatError;
+use flagstone_mirror::replica::{Replica, ReplicaError, read_superblock};
+use flagstone_mirror::shape::{Shape, log_layout};
+
+use super::Mirrored;
+use crate::config;
+use crate::device_spec::DeviceSpec;
+use crate::remote::Failure;
+use crate::stack::{OpenError, OpenOptions, layered, open_device};
+use crate::units::format_size;
+
+impl From<ReplicaError> for Failure {
+    fn from(error: ReplicaError) -> Failure {
+        let hint = match error {
+            ReplicaError::Superblock(FormatError::Version(_)) => {
+                ": it was made by a later version of Flagstone; start that one"
+            }
+            ReplicaError::Blocks(_) => ": give it a device with smaller blocks",
+            ReplicaError::DataTooSmall | ReplicaError::LogTooSmall => ": make it larger",
+            _ => "",
+        };
+        let may_pass = matches!(&error, ReplicaError::Io(error) if passes(*error));
+        Failure { problem: format!("{error}{hint}"), may_pass }
+    }
+}
+
+impl From<RoleError> for Failure {
+    fn from(error: RoleError) -> Failure {
+        let may_pass = matches!(&error, RoleError::Io(error) if passes(*error));
+        Failure { problem: error.to_string(), may_pass }
+    }
+}
+
+/// True of what a device on another machine that is not reached fails with.
+fn passes(error: flagstone_blockdev::IoError) -> bool {
+    error == flagstone_blockdev::IoError::Unreachable
+}
+
+/// The device of a mirror's log, when that is on another machine.
+pub(crate) fn remote_log(mirror: &config::Mirror) -> Option<&DeviceSpec> {
+    mirror.bitmap.as_ref().filter(|spec| spec.is_remote())
+}
+
+/// Connects to it, before anything of the mirror is begun.
+///
+/// # Errors
+/// As [`open_device`].
+pub(crate) async fn reach_log(mirror: &config::Mirror) -> Result<Option<SharedDevice>, OpenError> {
+    let Some(spec) = remote_log(mirror) else { return Ok(None) };
+    let opened = open_device(spec, &OpenOptions::default()).await;
+    let about = |error: OpenError| OpenError { device: log_on(spec), ..error };
+    opened.map(Some).map_err(about)
+}
+
+fn log_on(spec: &DeviceSpec) -> String {
+    format!("the write-intent log on {spec}")
+}
+
+impl Mirrored {
+    /// Opens the device of the log, if it is one of its own. A file that is not there is made, as
+    /// large as a volume of this shape needs: a log that was lost is answered by the mirror.
+    pub(super) async fn open_log(&self, shape: &Shape) -> Result<Option<SharedDevice>, Failure> {
+        let Some(spec) = &self.config.bitmap else { return Ok(None) };
+        let device = match self.open_log_again(spec) {
+            Some(device) => device,
+            None => self.open_log_anew(spec, shape).await?,
+        };
+        let (has, needed) = (device.geometry().size_bytes, log_layout(shape).total_bytes);
+        if has < needed {
+            return Err(Failure::from(format!(
+                "{} has {}: {} are needed, make it larger",
+                log_on(spec),
+                format_size(has),
+                format_size(needed)
+            )));
+        }
+        Ok(Some(device))
+    }
+
+    /// The device of a log here that the mirror before this one had: it cannot be opened twice, and
+    /// memory that is let go is lost. What is on another machine is connected to anew.
+    fn open_log_again(&self, spec: &DeviceSpec) -> Option<SharedDevice> {
+        let held = self.log.borrow().clone();
+        held.filter(|_| !spec.is_remote())
+    }
+
+    async fn open_log_anew(
+        &self,
+        spec: &DeviceSpec,
+        shape: &Shape,
+    ) -> Result<SharedDevice, Failure> {
+        if let DeviceSpec::Path(path) = spec
+            && !path.exists()
+        {
+            let create_bytes = Some(log_layout(shape).total_bytes);
+            let options = FileOptions { create_bytes, ..FileOptions::default() };
+            drop(FileDevice::open(path, &options).map_err(|error| error.to_string())?);
+            tracing::info!("made {} for the write-intent log", path.display());
+        }
+        let reached = self.reached_log.take();
+        let device = match reached {
+            Some(device) => device,
+            None => open_device(spec, &OpenOptions::default()).await.map_err(|error| Failure {
+                problem: format!("{}: {}", log_on(spec), error.problem),
+                may_pass: error.may_pass,
+            })?,
+        };
+        let mut layers = self.config.bitmap_layers.iter().rev();
+        let device = layers.try_fold(device, layered);
+        Ok(device.map_err(|error| format!("{spec}: {error}"))?)
+    }
+
+    /// The replica that is on the leg; `None` when there is none.
+    pub(super) async fn open(&self) -> Result<Option<Replica>, Failure> {
+        let superblock = match read_superblock(&self.leg).await {
+            Ok(superblock) => superblock,
+            // Not to be taken for a device without one, on which another may be made.
+            Err(error @ ReplicaError::Superblock(FormatError::Version(_))) => {
+                return Err(error.into());
+            }
+            Err(ReplicaError::Superblock(_)) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let log = self.open_log(&superblock.shape).await?;
+        let replica = Replica::open(self.leg.clone(), log.clone()).await?;
+        *self.log.borrow_mut() = log;
+        if let Some(lost) = replica.lost() {
+            tracing::warn!(
+                "the log of volume `{}` was lost ({lost}): all is to be compared",
+                self.name
+            );
+        }
+        Ok(Some(replica))
+    }
+
+    /// Ends all that was begun, as a crash would: another may open the replica when this returns.
+    pub(crate) async fn give_up(&self) {
+        self.watch.borrow_mut().take();
+        self.give_mirror_up().await;
+    }
+
+    /// Ends the mirror, if there is one. Whoever tries to open the replica goes on.
+    pub(super) async fn give_mirror_up(&self) {
+        let Some(mirror) = self.mirror() else { return };
+        let target = self.target.borrow().clone();
+        if let Some(target) = target {
+            // It is gone already where the mirror came to nothing before it was served.
+            let _ = target.remove_subsystem(&self.replica_nqn);
+        }
+        mirror.give_up().await;
+    }
+}
