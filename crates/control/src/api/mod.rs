@@ -5,7 +5,7 @@
 //! every volume's document, and metrics; the volumes themselves, their limits, their mirrors and the
 //! reload are such. A new feature adds one more in [`parts`], and nothing else here changes:
 //!
-//! ```ignore
+//! ```text
 //! impl Part for Mirrors {
 //!     fn routes(self: Rc<Self>, router: &mut Router) {
 //!         let about = "Acts on the mirror of a volume, or says what that would come to.";

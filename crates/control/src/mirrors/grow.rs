@@ -2,8 +2,8 @@
 //! what a target does when it meets a source of another size.
 //!
 //! The source looks what room there is on all sides, then gives its replica another size between two
-//! mirrors ([`HandOn`](flagstone_mirror::HandOn)): calls of hosts wait for that moment. It meets its
-//! targets anew, asks them to have its size, and copies what is new.
+//! mirrors ([`HandOn`]): calls of hosts wait for that moment. It meets its targets anew, asks them to
+//! have its size, and copies what is new.
 
 use std::rc::{Rc, Weak};
 
