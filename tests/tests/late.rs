@@ -100,7 +100,7 @@ fn a_volume_comes_when_the_server_that_stores_it_does() {
         let said = refusal(&server.nvme_uri(name));
         assert!(said.contains("Connect Controller Busy"), "{said}");
         let said = refusal(&server.nbd_uri(name));
-        assert!(said.contains("has no export"), "{said}");
+        assert!(said.contains("not available yet"), "{said}");
     }
     assert!(waiting(&api, "own").is_null());
     assert_eq!(metric(&api, "flagstone_volume_waiting", "own"), 0);
@@ -127,13 +127,24 @@ fn a_volume_comes_when_the_server_that_stores_it_does() {
 fn servers_that_wait_for_each_other_come_one_after_the_other() {
     let (mut last, _disks) = gone();
     let middle = Server::start(&[&format!("db={}", last.nvme_uri("db"))]);
-    // It is reached, and takes nobody yet.
-    let first = Server::start(&[&format!("db={}", middle.nvme_uri("db"))]);
-    let reason = waiting(&first.api(), "db");
-    assert!(reason["reason"].as_str().unwrap().contains("Controller Busy"), "{reason}");
+    // It is reached, and takes nobody yet. An export without a name is its only one.
+    let nameless = middle.nbd_uri("");
+    let firsts = [
+        (middle.nvme_uri("db"), "Controller Busy"),
+        (middle.nbd_uri("db"), "`db` is not available yet"),
+        (nameless, "`` is not available yet"),
+    ];
+    let firsts = firsts.map(|(device, expected)| {
+        let first = Server::start(&[&format!("db={device}")]);
+        let reason = waiting(&first.api(), "db");
+        assert!(reason["reason"].as_str().unwrap().contains(expected), "{reason}");
+        first
+    });
     last.restart();
-    wait_until_served(&first, "db");
-    Load::start(&first.nvme_uri("db"), VERIFIED).wait().assert_complete();
+    for first in firsts {
+        wait_until_served(&first, "db");
+        Load::start(&first.nvme_uri("db"), VERIFIED).wait().assert_complete();
+    }
 }
 
 #[test]

@@ -99,6 +99,28 @@ fn nbdinfo_lists_every_export_and_is_refused_one_that_is_not_there() {
     run("nbdinfo", &["--size", &server.nbd_uri("logs")]);
 }
 
+/// An export that waits for its device is told from one that is not there, and is not in the way of
+/// who lists the others.
+#[test]
+fn an_export_that_waits_is_refused_and_others_are_listed() {
+    if !have("an export that waits", &["nbdinfo", "qemu-img"]) {
+        return;
+    }
+    // Nobody listens there.
+    let late = "late=nbd://127.0.0.1:1/late";
+    let server = Server::start_on(&["db=memory:16MiB", late], &["nbd://127.0.0.1:0"]);
+    let text = run("nbdinfo", &["--list", "--json", server.address("nbd")]);
+    let info: Value = serde_json::from_str(&text).expect("nbdinfo prints JSON");
+    let listed = info["exports"].as_array().expect("exports are a list");
+    assert!(listed.len() == 1 && listed[0]["export-name"] == "db", "{info:#}");
+
+    let said = run_refused("qemu-img", &["info", &server.nbd_uri("late")]);
+    assert!(said.contains("not available yet; try again later"), "{said}");
+    let said = run_refused("nbdinfo", &[&server.nbd_uri("late")]);
+    assert!(said.contains("late"), "{said}");
+    run("nbdinfo", &["--size", &server.nbd_uri("db")]);
+}
+
 #[test]
 fn nbdcopy_round_trip_returns_every_byte() {
     if !have("nbdcopy", &["nbdcopy"]) {

@@ -12,6 +12,7 @@ use common::{any_port, in_simulation, leaves_nothing, on_each_driver, on_each_re
 use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{BlockDevice, IoError, SharedDevice, ZeroFlags};
 use flagstone_nbd::client::negotiate::NegotiationError;
+use flagstone_nbd::wire::expected::EXPECTED_CONTEXT;
 use flagstone_nbd::wire::option::{info, option, put_info, put_reply, reply_type};
 use flagstone_nbd::wire::request::{Request, command};
 use flagstone_nbd::wire::{INIT_MAGIC, OPTION_MAGIC, transmission_flag as flag};
@@ -33,10 +34,18 @@ struct Odd {
     go: bool,
     maximum: u32,
     answer: Answer,
+    /// Has no export, and answers who asks for its metadata contexts with one of this name.
+    nothing: Option<&'static str>,
 }
 
-const PLAIN: Odd =
-    Odd { flags: flag::HAS_FLAGS, structured: false, go: true, maximum: 32 << 20, answer: simple };
+const PLAIN: Odd = Odd {
+    flags: flag::HAS_FLAGS,
+    structured: false,
+    go: true,
+    maximum: 32 << 20,
+    answer: simple,
+    nothing: None,
+};
 
 fn simple(request: &Request, data: &[u8]) -> Vec<u8> {
     let mut out = 0x6744_6698_u32.to_be_bytes().to_vec();
@@ -132,6 +141,15 @@ impl Odd {
             option::STRUCTURED_REPLY if self.structured => {
                 put_reply(&mut out, kind, reply_type::ACK, &[]);
             }
+            option::GO if self.nothing.is_some() => {
+                put_reply(&mut out, kind, reply_type::ERR_UNKNOWN, b"there is none");
+            }
+            option::LIST_META_CONTEXT if self.nothing.is_some_and(|name| !name.is_empty()) => {
+                let name = self.nothing.unwrap_or_default();
+                let context = [&[0; 4], name.as_bytes()].concat();
+                put_reply(&mut out, kind, reply_type::META_CONTEXT, &context);
+                put_reply(&mut out, kind, reply_type::ACK, &[]);
+            }
             option::GO if self.go => {
                 put_info(&mut out, kind, info::EXPORT, &[&size, &flags]);
                 let sizes = [1, 4096, self.maximum].map(u32::to_be_bytes);
@@ -200,6 +218,30 @@ fn plain_and_peculiar_servers_make_conforming_devices() {
                 conformance::run(make, Options::quick(7)).await;
             })
             .await;
+        }
+    });
+}
+
+/// An export that another server does not have is a mistake, whatever that server makes of our
+/// question whether it is expected.
+#[test]
+fn an_export_that_is_not_there_is_expected_only_where_that_is_said() {
+    on_each_driver(async || {
+        let expected = NegotiationError::NotYet("disk".to_owned());
+        let unknown = NegotiationError::UnknownExport("disk".to_owned());
+        for (structured, context, error) in [
+            (true, EXPECTED_CONTEXT, &expected),
+            (true, "x-flagstone:expected-not", &unknown),
+            (true, "base:allocation", &unknown),
+            // The question is not understood.
+            (true, "", &unknown),
+            (false, EXPECTED_CONTEXT, &unknown),
+        ] {
+            let address = Odd { structured, nothing: Some(context), ..PLAIN }.start();
+            let options = ClientOptions::default();
+            let refused = NbdDevice::connect(address, "disk", options).await.unwrap_err();
+            assert_eq!(refused.may_pass(), *error == expected, "{context}");
+            assert!(matches!(refused, ConnectError::Negotiation(found) if found == *error));
         }
     });
 }

@@ -1,6 +1,7 @@
 //! The client's side of "Fixed newstyle negotiation", without I/O: bytes in, bytes out.
 
 use crate::limits::{MAX_OPTION_REPLIES, MAX_OPTION_REPLY_BYTES, MAX_REQUEST_BYTES};
+use crate::wire::expected::EXPECTED_CONTEXT;
 use crate::wire::link::LinkId;
 use crate::wire::option::{
     REPLY_HEADER_BYTES, ReplyHeader, info, info_request, meta_request, option, put_option,
@@ -46,6 +47,9 @@ pub enum NegotiationError {
     /// There is no such export.
     #[error("the server has no export `{0}`")]
     UnknownExport(String),
+    /// There is to be such an export: later attempts may find it.
+    #[error("the server's export `{0}` is not available yet: it waits for its own device")]
+    NotYet(String),
     /// The server refuses with an error reply.
     #[error("the server refuses (error {code}): {message}")]
     Refused {
@@ -78,6 +82,8 @@ enum State {
     Structured,
     Link,
     Go,
+    /// The export is not available: is it expected?
+    Expected,
     ExportName,
 }
 
@@ -90,6 +96,8 @@ pub struct Negotiation {
     zeroes: bool,
     replies: u32,
     size_and_flags: Option<(u64, u16)>,
+    /// The server has said so of the export.
+    expected: bool,
     info: ServerInfo,
 }
 
@@ -106,6 +114,7 @@ impl Negotiation {
             zeroes: true,
             replies: 0,
             size_and_flags: None,
+            expected: false,
             info,
         }
     }
@@ -123,7 +132,9 @@ impl Negotiation {
         match self.state {
             State::Greeting => self.greeting(input, out),
             State::ExportName => self.export_name(input),
-            State::Structured | State::Link | State::Go => self.option_reply(input, out),
+            State::Structured | State::Link | State::Go | State::Expected => {
+                self.option_reply(input, out)
+            }
         }
     }
 
@@ -164,6 +175,7 @@ impl Negotiation {
         let expected = match self.state {
             State::Structured => option::STRUCTURED_REPLY,
             State::Link => option::SET_META_CONTEXT,
+            State::Expected => option::LIST_META_CONTEXT,
             _ => option::GO,
         };
         self.replies += 1;
@@ -181,6 +193,7 @@ impl Negotiation {
         let progress = match self.state {
             State::Structured => self.structured_reply(header.kind, out),
             State::Link => self.link_reply(header.kind, out),
+            State::Expected => self.expected_reply(header.kind, data)?,
             _ => self.go_reply(header.kind, data, out)?,
         };
         Ok((end, progress))
@@ -234,6 +247,13 @@ impl Negotiation {
                 self.state = State::ExportName;
                 Ok(Progress::Again)
             }
+            // Metadata contexts, in which more is said, are for those who use structured replies.
+            reply_type::ERR_UNKNOWN if self.info.structured => {
+                let request = meta_request(&self.export, EXPECTED_CONTEXT);
+                put_option(out, option::LIST_META_CONTEXT, &request);
+                self.state = State::Expected;
+                Ok(Progress::Again)
+            }
             reply_type::ERR_UNKNOWN => Err(NegotiationError::UnknownExport(self.export.clone())),
             error if error & reply_type::ERROR_BIT != 0 => Err(NegotiationError::Refused {
                 code: error & !reply_type::ERROR_BIT,
@@ -241,6 +261,19 @@ impl Negotiation {
             }),
             _ => Err(Broken("an unknown reply to GO")),
         }
+    }
+
+    fn expected_reply(&mut self, kind: u32, data: &[u8]) -> Result<Progress, NegotiationError> {
+        if kind == reply_type::META_CONTEXT {
+            self.expected |= data.get(4..) == Some(EXPECTED_CONTEXT.as_bytes());
+            return Ok(Progress::Again);
+        }
+        // Whether it is an ACK or a refusal, it is the last reply.
+        let export = self.export.clone();
+        Err(match self.expected {
+            true => NegotiationError::NotYet(export),
+            false => NegotiationError::UnknownExport(export),
+        })
     }
 
     fn information(&mut self, data: &[u8]) -> Result<(), NegotiationError> {

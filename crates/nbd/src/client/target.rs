@@ -60,7 +60,8 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// Whether the same attempt may succeed later without any change here: the server cannot be
-    /// reached, or is about to end. All else wants an operator.
+    /// reached, is about to end, or waits itself for what the export is stored on. All else wants an
+    /// operator.
     pub fn may_pass(&self) -> bool {
         match self {
             ConnectError::Connect(error) => may_pass(error),
@@ -68,6 +69,7 @@ impl ConnectError {
             ConnectError::Negotiation(NegotiationError::Refused { code, .. }) => {
                 *code == reply_type::ERR_SHUTDOWN & !reply_type::ERROR_BIT
             }
+            ConnectError::Negotiation(NegotiationError::NotYet(_)) => true,
             ConnectError::Negotiation(_) | ConnectError::Changed => false,
         }
     }

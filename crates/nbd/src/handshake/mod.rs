@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::export::{Export, Exports, Found};
 use crate::limits::{MAX_OPTION_BYTES, MAX_OPTIONS};
 use crate::session::Session;
+use crate::wire::expected::EXPECTED_CONTEXT;
 use crate::wire::link::{LINK_CONTEXT, LinkId};
 use crate::wire::option::{
     InfoRequest, InvalidOption, MetaRequest, OPTION_HEADER_BYTES, OptionHeader, info, option,
@@ -208,7 +209,8 @@ impl Handshake {
         Ok(Some(self.session(&export, request.wants_block_size)))
     }
 
-    /// There is no metadata here; the one context that can be selected is a link's name.
+    /// There is no metadata here; the one context that can be selected is a link's name, and the one
+    /// that can be listed says that an export is expected.
     fn meta_context(
         &mut self,
         kind: u32,
@@ -218,6 +220,13 @@ impl Handshake {
         let selects = kind == option::SET_META_CONTEXT;
         if selects {
             self.link = None;
+        }
+        if !selects && self.is_expected(data)? {
+            // A context that is listed has no number.
+            let context = [&0_u32.to_be_bytes(), EXPECTED_CONTEXT.as_bytes()].concat();
+            put_reply(out, kind, reply_type::META_CONTEXT, &context);
+            put_reply(out, kind, reply_type::ACK, &[]);
+            return Ok(());
         }
         let request = MetaRequest::decode(data, LINK_CONTEXT)?;
         if !self.structured && selects {
@@ -233,6 +242,16 @@ impl Handshake {
         }
         put_reply(out, kind, reply_type::ACK, &[]);
         Ok(())
+    }
+}
+
+impl Handshake {
+    /// Whether these are the question if an export is expected, and one that is: see
+    /// [`crate::wire::expected`].
+    fn is_expected(&self, data: &[u8]) -> Result<bool, InvalidOption> {
+        let request = MetaRequest::decode(data, EXPECTED_CONTEXT)?;
+        let asked = request.query == Some(EXPECTED_CONTEXT);
+        Ok(asked && matches!(self.exports.find(request.name), Found::Expected))
     }
 }
 

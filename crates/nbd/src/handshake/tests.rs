@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::testing::NoData;
+use crate::wire::expected::EXPECTED_CONTEXT;
 use crate::wire::option::{
     REPLY_HEADER_BYTES, ReplyHeader, info_request, meta_request, put_option,
 };
@@ -170,6 +171,17 @@ fn an_export_that_is_expected_is_not_there_until_it_is_added() {
         let said = String::from_utf8_lossy(&replies[0].1);
         assert!(said.contains("not available yet"), "{said}");
     }
+    // Who asks whether it is expected hears so: of no other, and selecting is another matter.
+    assert_eq!(talk.ask(option::STRUCTURED_REPLY, &[]), reply_type::ACK);
+    let is_expected = |name: &str| meta_request(name, EXPECTED_CONTEXT);
+    let (replies, _) = talk.say(option::LIST_META_CONTEXT, &is_expected("later"));
+    assert_eq!(kinds(&replies), [reply_type::META_CONTEXT, reply_type::ACK]);
+    assert_eq!(replies[0].1, [&[0; 4], EXPECTED_CONTEXT.as_bytes()].concat());
+    assert_eq!(talk.ask(option::LIST_META_CONTEXT, &is_expected("small")), reply_type::ACK);
+    let unknown = reply_type::ERR_UNKNOWN;
+    assert_eq!(talk.ask(option::LIST_META_CONTEXT, &is_expected("huge")), unknown);
+    assert_eq!(talk.ask(option::LIST_META_CONTEXT, &meta_request("later", "base:")), unknown);
+    assert_eq!(talk.ask(option::SET_META_CONTEXT, &is_expected("later")), unknown);
     let (_, progress) = Talk::begin(exports.clone()).say(option::EXPORT_NAME, b"later");
     assert!(matches!(progress, Progress::Close(Refusal::UnknownExport)));
     assert_eq!(talk.say(option::LIST, &[]).0.len(), 3);
@@ -179,6 +191,7 @@ fn an_export_that_is_expected_is_not_there_until_it_is_added() {
     assert_eq!(talk.say(option::LIST, &[]).0.len(), 4);
     let (_, progress) = talk.say(option::GO, &info_request("later", &[]));
     assert!(matches!(progress, Progress::Begin(session) if session.export.name == "later"));
+    assert_eq!(talk.ask(option::LIST_META_CONTEXT, &is_expected("later")), reply_type::ACK);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! integers are big-endian.
 
 pub mod errno;
+pub mod expected;
 pub mod link;
 pub mod option;
 pub mod reply;
