@@ -351,7 +351,8 @@ fn a_mirror_that_does_not_start_is_started_anew() {
         made.give_up().await;
         drop(made);
 
-        let faults: [(fn(&FaultControl), &FaultControl, bool); 4] = [
+        type Inject = fn(&FaultControl);
+        let faults: [(Inject, &FaultControl, bool); 4] = [
             (|control| control.set_unreachable(true), &legs_faults, true),
             (|control| control.set_unreachable(true), &logs_faults, true),
             (|control| control.fail_reads(0..u64::MAX), &legs_faults, false),
