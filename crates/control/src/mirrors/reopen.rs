@@ -1,6 +1,6 @@
 //! A mirror has given its replica up to be changed, and the replica could not be opened again: its
-//! device failed meanwhile. Or the replica has just been made, and its mirror did not start. Hosts are sent to the other nodes, and it is tried again until it opens,
-//! as a restart of the server would.
+//! device failed meanwhile. Or the replica has just been made, and its mirror did not start. Hosts are
+//! sent to the other nodes, and it is tried again until it opens, as a restart of the server would.
 
 use std::rc::{Rc, Weak};
 use std::time::Duration;
