@@ -104,7 +104,7 @@ pub enum Finding {
     NoSource,
 }
 
-/// What [`derive`] looks at.
+/// What [`derive()`] looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Who we are.
