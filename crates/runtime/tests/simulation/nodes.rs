@@ -1,0 +1,154 @@
+//! Nodes: processes that die, power that fails, work that is sent between cores.
+
+use super::*;
+
+#[test]
+fn a_dropped_operation_is_cancelled_and_leaves_nothing() {
+    let (sim, a, b) = two_nodes(13);
+    let world = sim.world();
+    sim.block_on(async {
+        let (client, server) = pair(&world, a, b).await;
+        let before = alive();
+        let buf = buf::alloc(100).await;
+        assert!(time::timeout(5 * MS, server.recv(buf)).await.is_err());
+        let listener = Listener::bind(&port(&world, flagstone_runtime::sim::OBSERVER, 1)).unwrap();
+        assert!(time::timeout(5 * MS, listener.accept()).await.is_err());
+        time::sleep(MS).await;
+        assert_eq!(alive(), before);
+        client.send_buf(filled(1, 7).await).await.unwrap();
+        assert_eq!(recv(&server).await.unwrap(), 1, "the cancelled receive took no bytes");
+    });
+}
+
+#[test]
+fn a_killed_process_ends_its_connections_and_frees_its_locks() {
+    let mut outcomes = BTreeSet::new();
+    for seed in 0..20 {
+        let (sim, a, b) = two_nodes(seed);
+        let world = sim.world();
+        let address = port(&sim, b, 7);
+        sim.add_disk(b, DISK, DiskConfig::block_device(1 << 20));
+        let serve = |sim: &Simulation| {
+            let address = address.clone();
+            sim.spawn_on(b, async move {
+                let _disk = File::open(DISK, &OpenOptions::default()).unwrap();
+                echo_server(address).await;
+            })
+        };
+        let first = serve(&sim);
+        sim.block_on(async {
+            let stream = {
+                let address = address.clone();
+                world.spawn_on(a, async move { connect(&address).await }).await.unwrap()
+            };
+            stream.send_buf(filled(10, 0).await).await.unwrap();
+            stream.recv_exact(buf::alloc(10).await).await.0.unwrap();
+            sim.crash(b);
+            assert!(first.await.is_err(), "its tasks are dropped");
+            outcomes.insert(recv(&stream).await.map_err(|error| error.kind()));
+        });
+        assert!(!sim.is_up(b));
+        sim.restart(b);
+        let second = serve(&sim);
+        sim.run_for(SECOND);
+        assert!(!second.is_finished(), "the disk's lock and the port are free");
+    }
+    assert_eq!(outcomes, BTreeSet::from([Ok(0), Err(ErrorKind::ConnectionReset)]));
+}
+
+#[test]
+fn a_connection_that_was_lost_before_its_process_died_is_forgotten() {
+    let (sim, a, b) = two_nodes(24);
+    let world = sim.world();
+    sim.block_on(async {
+        let (client, server) = pair(&world, a, b).await;
+        // Each node holds its own end, so that it dies with the node.
+        for (node, stream) in [(a, client), (b, server)] {
+            world.spawn_on(node, async move {
+                let _ = recv(&stream).await;
+                std::future::pending::<()>().await;
+            });
+        }
+        task::yield_now().await;
+        sim.reset_connections(a, b);
+        time::sleep(SECOND).await;
+        sim.crash(a);
+        sim.power_off(b);
+    });
+    assert_eq!(sim.connections(), 0);
+}
+
+#[test]
+fn a_node_without_power_is_silent_and_resets_old_connections_when_back() {
+    let (sim, a, b) = two_nodes(14);
+    let world = sim.world();
+    sim.block_on(async {
+        let (client, _server) = pair(&world, a, b).await;
+        sim.power_off(b);
+        client.send_buf(filled(10, 0).await).await.unwrap();
+        let buf = buf::alloc(10).await;
+        assert!(time::timeout(100 * SECOND, client.recv(buf)).await.is_err());
+        sim.restart(b);
+        let waited = time::timeout(200 * SECOND, recv(&client)).await.unwrap();
+        assert_eq!(waited.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn destructors_of_a_dying_node_can_do_no_harm() {
+    struct Noisy(File, Stream);
+    impl Drop for Noisy {
+        fn drop(&mut self) {
+            self.1.shutdown();
+            spawn(async { time::sleep(SECOND).await });
+            assert!(File::open("/new", &OpenOptions::default()).is_err());
+        }
+    }
+    let (sim, a, b) = two_nodes(15);
+    sim.add_disk(b, DISK, DiskConfig::block_device(1 << 20));
+    let world = sim.world();
+    sim.block_on(async {
+        let (client, server) = pair(&world, a, b).await;
+        world.spawn_on(b, async move {
+            let noisy = Noisy(File::open(DISK, &OpenOptions::default()).unwrap(), server);
+            noisy.0.write_at(filled(4096, 1).await, 0, false).await.unwrap();
+            recv(&noisy.1).await.unwrap();
+        });
+        time::sleep(SECOND).await;
+        sim.power_off(b);
+        let buf = buf::alloc(10).await;
+        assert!(time::timeout(SECOND, client.recv(buf)).await.is_err(), "no goodbye");
+    });
+    sim.run_for(MS);
+    assert_eq!(sim.alive(), (0, 0));
+}
+
+#[test]
+fn work_sent_to_a_core_belongs_to_the_node_that_sent_it() {
+    thread_local!(static ALIVE: Cell<u32> = const { Cell::new(0) });
+    struct Count;
+    impl Drop for Count {
+        fn drop(&mut self) {
+            ALIVE.set(ALIVE.get() - 1);
+            flagstone_runtime::cores()[0].spawn(std::future::pending);
+        }
+    }
+    let (sim, a, _) = two_nodes(23);
+    let serve = || async {
+        for _ in 0..3 {
+            flagstone_runtime::cores()[0].spawn(|| async {
+                ALIVE.set(ALIVE.get() + 1);
+                let _count = Count;
+                std::future::pending::<()>().await;
+            });
+            task::yield_now().await;
+        }
+    };
+    sim.spawn_on(a, serve());
+    sim.run_for(MS);
+    assert_eq!(ALIVE.get(), 3);
+    sim.crash(a);
+    assert_eq!(ALIVE.get(), 0);
+    sim.restart(a);
+    assert_eq!(sim.alive().0, 0);
+}
