@@ -10,6 +10,7 @@
 //!
 //! A new scenario is one module in [`scenarios`] and one line in [`scenarios::ALL`].
 
+mod content;
 pub mod load;
 pub mod model;
 pub mod runner;

@@ -1,0 +1,178 @@
+use super::*;
+
+const BLOCK: usize = 4096;
+
+fn write(model: &Shared, fua: bool) -> Vec<u8> {
+    let claim = model.claim(0, BLOCK, Some(Change::Write)).unwrap();
+    let mut bytes = vec![0; BLOCK];
+    claim.fill(&mut bytes);
+    claim.acknowledged(fua);
+    bytes
+}
+
+fn read(model: &Shared, bytes: &[u8]) {
+    model.claim(0, BLOCK, None).unwrap().returned(bytes);
+}
+
+fn breaks(test: impl FnOnce()) -> bool {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(test)).is_err()
+}
+
+#[test]
+fn stale_torn_and_misplaced_data_are_told() {
+    let model = Shared::new(1, 1 << 20);
+    let old = write(&model, false);
+    let new = write(&model, false);
+    read(&model, &new);
+    assert!(breaks(|| read(&model, &old)));
+    let torn_between_sectors = [&new[..512], &old[512..]].concat();
+    assert!(breaks(|| read(&model, &torn_between_sectors)));
+    let torn_in_a_sector = [&new[..100], &old[100..]].concat();
+    assert!(breaks(|| read(&model, &torn_in_a_sector)));
+    let moved = [&new[512..1024], &new[512..]].concat();
+    assert!(breaks(|| read(&model, &moved)));
+    assert!(breaks(|| read(&model, &vec![0; BLOCK])));
+    read(&model, &new);
+}
+
+#[test]
+fn a_power_loss_may_lose_what_was_not_flushed_and_nothing_else() {
+    let model = Shared::new(1, 1 << 20);
+    let first = write(&model, false);
+    model.flushed(model.begin_flush());
+    let flush = model.begin_flush();
+    let second = write(&model, false);
+    model.flushed(flush);
+    model.power_lost();
+    let mixed = [&second[..2048], &first[2048..]].concat();
+    assert!(breaks(|| read(&model, &vec![0; BLOCK])));
+    read(&model, &mixed);
+    assert!(breaks(|| read(&model, &second)), "what was read stays");
+    model.power_lost();
+    read(&model, &mixed);
+    let third = write(&model, true);
+    model.power_lost();
+    assert!(breaks(|| read(&model, &mixed)));
+    read(&model, &third);
+}
+
+#[test]
+fn an_older_flush_does_not_weaken_a_durable_write() {
+    let model = Shared::new(1, 1 << 20);
+    let first = write(&model, false);
+    let flush = model.begin_flush();
+    let second = write(&model, true);
+    model.flushed(flush);
+    model.power_lost();
+    assert!(breaks(|| read(&model, &first)));
+    read(&model, &second);
+}
+
+#[test]
+fn unanswered_writes_may_be_there_and_late_ones_may_come_at_any_time() {
+    let model = Shared::new(1, 1 << 20);
+    let claim = model.claim(0, BLOCK, Some(Change::Write)).unwrap();
+    assert!(model.claim(512, 512, None).is_none(), "one call at a time");
+    let mut unanswered = vec![0; BLOCK];
+    claim.fill(&mut unanswered);
+    drop(claim);
+    read(&model, &unanswered);
+    assert!(breaks(|| read(&model, &vec![0; BLOCK])), "it was there");
+    model.expect_late_changes();
+    let claim = model.claim(0, BLOCK, Some(Change::Write)).unwrap();
+    let mut late = vec![0; BLOCK];
+    claim.fill(&mut late);
+    claim.lost_on_the_way();
+    read(&model, &unanswered);
+    let newest = write(&model, true);
+    read(&model, &newest);
+    read(&model, &late);
+    model.process_ended();
+    read(&model, &newest);
+    assert!(breaks(|| read(&model, &late)), "too late");
+}
+
+#[test]
+fn a_failed_flush_is_not_repaired_by_the_next() {
+    let model = Shared::new(1, 1 << 20);
+    let first = write(&model, false);
+    model.flush_failed();
+    model.flushed(model.begin_flush());
+    read(&model, &first);
+    model.power_lost();
+    read(&model, &vec![0; BLOCK]);
+}
+
+#[test]
+fn a_flush_that_began_in_doubt_proves_nothing() {
+    let model = Shared::new(1, 1 << 20);
+    let first = write(&model, false);
+    model.flush_failed();
+    let flush = model.begin_flush();
+    let second = write(&model, false);
+    model.flushed(flush);
+    read(&model, &second);
+    model.power_lost();
+    read(&model, &[&first[..512], &second[512..1024], &[0; 3072]].concat());
+}
+
+#[test]
+fn answers_that_were_on_the_way_at_a_power_loss_say_little() {
+    let model = Shared::new(1, 1 << 20);
+    let claim = model.claim(0, BLOCK, Some(Change::Write)).unwrap();
+    let mut bytes = vec![0; BLOCK];
+    claim.fill(&mut bytes);
+    let flush = model.begin_flush();
+    model.power_lost();
+    claim.acknowledged(false);
+    model.flushed(flush);
+    let half = [&bytes[..512], &[0; 3584]].concat();
+    read(&model, &half);
+    assert!(breaks(|| read(&model, &bytes)));
+}
+
+#[test]
+fn what_was_never_known_a_power_loss_may_bring_back_under_an_unflushed_write() {
+    let model = Shared::new(1, 1 << 20);
+    let old = write(&model, true);
+    write(&model, true);
+    model.forget();
+    let third = write(&model, false);
+    model.power_lost();
+    read(&model, &[&old[..512], &third[512..]].concat());
+    model.forget();
+    let fourth = write(&model, false);
+    model.flushed(model.begin_flush());
+    model.power_lost();
+    assert!(breaks(|| read(&model, &old)));
+    read(&model, &fourth);
+}
+
+#[test]
+fn a_device_that_grew_holds_anything_until_it_is_written() {
+    let model = Shared::new(1, BLOCK as u64);
+    let old = write(&model, true);
+    model.grow(2 * BLOCK as u64);
+    model.grow(BLOCK as u64);
+    assert_eq!(model.bytes(), 2 * BLOCK as u64);
+    let place = BLOCK as u64;
+    let claim = model.claim(place, BLOCK, Some(Change::Write)).unwrap();
+    let mut new = vec![0; BLOCK];
+    claim.fill(&mut new);
+    claim.acknowledged(true);
+    let read_new = |bytes: &[u8]| model.claim(place, BLOCK, None).unwrap().returned(bytes);
+    assert!(breaks(|| read_new(&vec![0; BLOCK])));
+    read_new(&new);
+    read(&model, &old);
+}
+
+#[test]
+fn discarded_sectors_are_old_or_zero_and_stay_so() {
+    let model = Shared::new(1, 1 << 20);
+    let first = write(&model, true);
+    model.claim(0, BLOCK, Some(Change::Discard)).unwrap().acknowledged(false);
+    let half = [&first[..2048], &[0; 2048]].concat();
+    read(&model, &half);
+    assert!(breaks(|| read(&model, &first)));
+    read(&model, &half);
+}
