@@ -120,7 +120,7 @@ impl Association {
     }
 
     /// Sends a command and waits until the target has answered it, whatever happens to
-    /// connections meanwhile. The data comes back. It takes a slot in its line.
+    /// connections meanwhile. The data comes back.
     ///
     /// # Errors
     /// [`IoError::Unreachable`] when there is no connection, or none that the command survives, for
@@ -129,24 +129,10 @@ impl Association {
         &self,
         command: Sqe,
         mut data: Data,
-        line: Line,
     ) -> Result<(Status, Data), IoError> {
         let mut trouble = Trouble::default();
         loop {
-            let may = self.gate.is_open(line);
-            let begun = may.then(|| self.begin(&command, &mut data)).flatten();
-            let ended = match begun {
-                Some(begun) => begun?,
-                None => {
-                    let begun = self.gate.wait(line, || self.begin(&command, &mut data)).await;
-                    // One behind us may have been woken, and have had to let us go first.
-                    if begun.is_err() || self.has_room() {
-                        self.gate.wake_one();
-                    }
-                    begun?
-                }
-            };
-            let (outcome, back) = ended.await;
+            let (outcome, back) = self.begin_in(Line::Any, &command, &mut data).await?.await;
             data = back;
             match outcome {
                 Outcome::Completed(cqe) if !is_transient(cqe.status()) => {
@@ -160,6 +146,57 @@ impl Association {
                 Outcome::Lost => trouble.check(self.place.options.loss_timeout)?,
             }
         }
+    }
+
+    /// Sends a command that keeps an order, after those that were called before it, and waits until
+    /// the target has answered it. One that the target turns away for now keeps its slot until it is
+    /// sent again: the target may have those of all others, and keep each waiting for this one.
+    ///
+    /// # Errors
+    /// [`IoError::Unreachable`] when there is no connection, or it breaks: it is not sent again over
+    /// another, where its place would be another's. Or when it is turned away for longer than the
+    /// loss time-out; where that is for want of memory, than the command time-out: while others are
+    /// waited for, those that are waiting have the memory.
+    pub(super) async fn call_in_order(
+        &self,
+        command: Sqe,
+        mut data: Data,
+    ) -> Result<Status, IoError> {
+        let mut trouble = Trouble::default();
+        let mut begun = self.begin_in(Line::InOrder, &command, &mut data).await?;
+        loop {
+            let (outcome, back, slot) = begun.keeping().await;
+            data = back;
+            let Outcome::Completed(cqe) = outcome else { return Err(IoError::Unreachable) };
+            let status = cqe.status();
+            if !is_transient(status) {
+                self.served.set(true);
+                return Ok(status);
+            }
+            let options = &self.place.options;
+            trouble.check(match status.code() {
+                Status::COMMAND_INTERRUPTED => options.command_timeout,
+                _ => options.loss_timeout,
+            })?;
+            trouble.pause().await;
+            begun = slot.send_again(&command, &mut data).ok_or(IoError::Unreachable)?;
+        }
+    }
+
+    /// Sends a command when it is its turn and there is a slot for it.
+    #[inline]
+    async fn begin_in(&self, line: Line, command: &Sqe, data: &mut Data) -> Result<Ended, IoError> {
+        if self.gate.is_open(line)
+            && let Some(begun) = self.begin(command, data)
+        {
+            return begun;
+        }
+        let begun = self.gate.wait(line, || self.begin(command, data)).await;
+        // One behind us may have been woken, and have had to let us go first.
+        if begun.is_err() || self.has_room() {
+            self.gate.wake_one();
+        }
+        begun
     }
 
     /// Sends an idempotent command on the admin queue and waits for its answer, whatever that is.

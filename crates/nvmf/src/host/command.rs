@@ -39,7 +39,18 @@ pub(super) enum Outcome {
     Lost,
 }
 
-/// A command in flight.
+/// How far a command has come.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// The target has it.
+    InFlight,
+    /// It has ended; its caller has not seen that yet.
+    Ended(Outcome),
+    /// Its caller has, and keeps the slot to send it again.
+    Kept,
+}
+
+/// A command that has a slot.
 pub(super) struct Pending {
     pub(super) data: Data,
     /// How far data from the target has arrived.
@@ -50,7 +61,7 @@ pub(super) struct Pending {
     pub(super) in_capsule: bool,
     /// The queue's tick when it was sent; `None` for one that waits for an event.
     started: Option<u32>,
-    outcome: Option<Outcome>,
+    stage: Stage,
     waker: Option<Waker>,
     /// The caller has gone; the slot is freed by the answer.
     orphaned: bool,
@@ -58,6 +69,31 @@ pub(super) struct Pending {
     lent: bool,
     /// The queue broke while it was.
     lost: bool,
+}
+
+impl Pending {
+    fn new(cid: u16, data: Data, in_capsule: bool, started: Option<u32>) -> Pending {
+        let bytes = match &data {
+            Data::In(place) => place.len() as u32,
+            Data::None | Data::Out(_) => 0,
+        };
+        Pending {
+            data,
+            transfer: Transfer::of_command(cid, bytes),
+            requested: 0,
+            in_capsule,
+            started,
+            stage: Stage::InFlight,
+            waker: None,
+            orphaned: false,
+            lent: false,
+            lost: false,
+        }
+    }
+
+    fn is_in_flight(&self) -> bool {
+        matches!(self.stage, Stage::InFlight)
+    }
 }
 
 /// The slots of a queue.
@@ -82,29 +118,26 @@ impl Slots {
     ) -> Option<u16> {
         let cid = self.free.pop()?;
         let data = std::mem::take(data);
-        let bytes = match &data {
-            Data::In(place) => place.len() as u32,
-            Data::None | Data::Out(_) => 0,
-        };
-        self.slots[usize::from(cid)] = Some(Pending {
-            data,
-            transfer: Transfer::of_command(cid, bytes),
-            requested: 0,
-            in_capsule,
-            started,
-            outcome: None,
-            waker: None,
-            orphaned: false,
-            lent: false,
-            lost: false,
-        });
+        self.slots[usize::from(cid)] = Some(Pending::new(cid, data, in_capsule, started));
         Some(cid)
+    }
+
+    /// Puts a command in flight again, in the slot that its caller has kept.
+    pub(super) fn refill(
+        &mut self,
+        cid: u16,
+        data: &mut Data,
+        in_capsule: bool,
+        started: Option<u32>,
+    ) {
+        let data = std::mem::take(data);
+        self.slots[usize::from(cid)] = Some(Pending::new(cid, data, in_capsule, started));
     }
 
     /// A command that has not ended.
     #[inline]
     pub(super) fn get(&mut self, cid: u16) -> Option<&mut Pending> {
-        self.slots.get_mut(usize::from(cid))?.as_mut().filter(|pending| pending.outcome.is_none())
+        self.slots.get_mut(usize::from(cid))?.as_mut().filter(|pending| pending.is_in_flight())
     }
 
     /// Ends a command. Its slot is free once the caller has taken the outcome; true when the caller
@@ -112,7 +145,7 @@ impl Slots {
     #[inline]
     pub(super) fn end(&mut self, cid: u16, outcome: Outcome) -> bool {
         let Some(pending) = self.get(cid) else { return false };
-        pending.outcome = Some(outcome);
+        pending.stage = Stage::Ended(outcome);
         if pending.orphaned {
             self.release(cid);
             return true;
@@ -126,28 +159,33 @@ impl Slots {
     /// Takes the outcome of an ended command, and its data; then the slot is free.
     #[inline]
     pub(super) fn poll(&mut self, cid: u16, waker: &Waker) -> Poll<(Outcome, Data)> {
-        let pending = self.slots[usize::from(cid)].as_mut().expect("a caller holds its slot");
-        match pending.outcome.take() {
-            Some(outcome) => {
-                let data = std::mem::take(&mut pending.data);
-                self.release(cid);
-                Poll::Ready((outcome, data))
-            }
-            None => {
-                match &mut pending.waker {
-                    Some(known) => known.clone_from(waker),
-                    none => *none = Some(waker.clone()),
-                }
-                Poll::Pending
-            }
+        let ended = self.poll_kept(cid, waker);
+        if ended.is_ready() {
+            self.release(cid);
         }
+        ended
+    }
+
+    /// The same, and the slot is the caller's until [`Slots::release`].
+    #[inline]
+    pub(super) fn poll_kept(&mut self, cid: u16, waker: &Waker) -> Poll<(Outcome, Data)> {
+        let pending = self.slots[usize::from(cid)].as_mut().expect("a caller holds its slot");
+        if let Stage::Ended(outcome) = pending.stage {
+            pending.stage = Stage::Kept;
+            return Poll::Ready((outcome, std::mem::take(&mut pending.data)));
+        }
+        match &mut pending.waker {
+            Some(known) => known.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+        Poll::Pending
     }
 
     /// The caller is gone: the slot stays until the answer comes, so that the identifier is not
     /// used for another command before. True when the slot is free now.
     pub(super) fn orphan(&mut self, cid: u16) -> bool {
         match &mut self.slots[usize::from(cid)] {
-            Some(pending) if pending.outcome.is_none() => {
+            Some(pending) if pending.is_in_flight() => {
                 pending.orphaned = true;
                 false
             }
@@ -158,8 +196,9 @@ impl Slots {
         }
     }
 
+    /// Frees a slot.
     #[inline]
-    fn release(&mut self, cid: u16) {
+    pub(super) fn release(&mut self, cid: u16) {
         self.slots[usize::from(cid)] = None;
         self.free.push(cid);
     }
@@ -204,7 +243,7 @@ impl Slots {
 
     /// Whether a command was sent before tick `tick` and has not ended.
     pub(super) fn any_started_before(&self, tick: u32) -> bool {
-        let mut waiting = self.slots.iter().flatten().filter(|pending| pending.outcome.is_none());
+        let mut waiting = self.slots.iter().flatten().filter(|pending| pending.is_in_flight());
         waiting.any(|pending| pending.started.is_some_and(|started| started < tick))
     }
 
@@ -254,6 +293,27 @@ mod tests {
         assert!(slots.is_full());
         let Poll::Ready((Outcome::Completed(_), Data::In(_))) = poll(&mut slots, cid) else {
             panic!("the outcome and the place come back");
+        };
+        assert_eq!(slots.taken(), 0);
+    }
+
+    #[test]
+    fn a_slot_that_is_kept_is_neither_free_nor_in_flight() {
+        let mut slots = Slots::new(1);
+        let cid = slots.insert(&mut place(), false, Some(0)).unwrap();
+        slots.end(cid, Outcome::Completed(Cqe::new(cid, Status::COMMAND_INTERRUPTED)));
+        let Poll::Ready((_, mut data)) = slots.poll_kept(cid, Waker::noop()) else {
+            panic!("it has ended");
+        };
+        assert!(slots.insert(&mut place(), false, Some(0)).is_none(), "nobody else gets it");
+        assert!(slots.get(cid).is_none(), "the target has no command there to answer");
+        assert!(!slots.any_started_before(9), "nor is it late with one");
+        slots.lose_all();
+        slots.refill(cid, &mut data, false, Some(5));
+        assert!(poll(&mut slots, cid).is_pending() && slots.any_started_before(6));
+        slots.end(cid, Outcome::Lost);
+        let Poll::Ready((Outcome::Lost, Data::In(_))) = poll(&mut slots, cid) else {
+            panic!("it was sent again, with its place");
         };
         assert_eq!(slots.taken(), 0);
     }

@@ -17,7 +17,6 @@ use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, buf, cores, time};
 use super::association::Association;
 use super::command::Data;
 use super::connect::Place;
-use super::gate::Line;
 use super::shape::Shape;
 use super::window::{run_all, run_at_once};
 use super::{HostError, HostOptions};
@@ -145,7 +144,7 @@ impl Io {
         let command = Sqe::read(0, self.shape.nsid, range, place.len() as u32);
         let association = self.association.clone();
         IoFuture::later(async move {
-            let (status, data) = association.call(command, Data::In(place), Line::Any).await?;
+            let (status, data) = association.call(command, Data::In(place)).await?;
             match data {
                 Data::In(place) if status.is_success() => Ok(place),
                 _ => Err(io_error(status, IoError::ReadFault)),
@@ -164,15 +163,19 @@ impl Io {
     /// A command that gives nothing back.
     #[inline]
     fn change(&self, command: Sqe, data: Data) -> IoFuture<()> {
-        self.change_in(Line::Any, command, data)
-    }
-
-    /// The same, in a line.
-    #[inline]
-    fn change_in(&self, line: Line, command: Sqe, data: Data) -> IoFuture<()> {
         let association = self.association.clone();
         IoFuture::later(async move {
-            let (status, _) = association.call(command, data, line).await?;
+            let (status, _) = association.call(command, data).await?;
+            if status.is_success() { Ok(()) } else { Err(io_error(status, IoError::WriteFault)) }
+        })
+    }
+
+    /// The same of one that keeps an order.
+    #[inline]
+    fn change_in_order(&self, command: Sqe, data: Data) -> IoFuture<()> {
+        let association = self.association.clone();
+        IoFuture::later(async move {
+            let status = association.call_in_order(command, data).await?;
             if status.is_success() { Ok(()) } else { Err(io_error(status, IoError::WriteFault)) }
         })
     }
@@ -412,7 +415,7 @@ impl Io {
         let range = self.range(offset, data.len() as u64);
         let sgl = SglDescriptor::transport(data.len() as u32);
         let command = OrderedWrite { range, fua, order }.command(0, self.shape.nsid, sgl);
-        self.change_in(Line::InOrder, command, Data::Out(data))
+        self.change_in_order(command, Data::Out(data))
     }
 
     /// All at once: a later write may wait at the target for every piece, so that none of them may
@@ -456,8 +459,11 @@ impl Io {
             return IoFuture::ready(Err(IoError::Misaligned));
         }
         let sgl = SglDescriptor::transport(data.len() as u32);
-        let line = if order.is_some() { Line::InOrder } else { Line::Any };
-        self.change_in(line, write.command(0, self.shape.nsid, sgl), Data::Out(data))
+        let command = write.command(0, self.shape.nsid, sgl);
+        match order {
+            Some(_) => self.change_in_order(command, Data::Out(data)),
+            None => self.change(command, Data::Out(data)),
+        }
     }
 
     /// Writes zeroes when it is its turn: of any length.
@@ -475,7 +481,7 @@ impl Io {
         let (fua, deallocate) = (flags.fua, flags.may_deallocate);
         let (start, blocks) = (offset >> shift, len >> shift);
         let zeroes = OrderedZeroes { start, blocks, fua, deallocate, order };
-        self.change_in(Line::InOrder, zeroes.command(0, self.shape.nsid), Data::None)
+        self.change_in_order(zeroes.command(0, self.shape.nsid), Data::None)
     }
 }
 

@@ -4,7 +4,9 @@
 //! that it was for has gone. A call that finds a slot free on arrival does not wait behind others
 //! that have been woken and have not run yet, but for those that keep an order ([`Line::InOrder`]):
 //! of these none is served before one that came earlier. The target keeps a later one waiting for
-//! the earlier, so one that overtook it would hold the slot that the earlier needs.
+//! the earlier, so one that overtook it would hold the slot that the earlier needs. For the same
+//! reason one that is turned away does not come back here: it keeps its slot
+//! (`Association::call_in_order`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

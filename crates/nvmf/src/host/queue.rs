@@ -1,7 +1,7 @@
 //! One queue: a connection, the commands in flight on it, and the tasks that send and receive.
 
 use std::cell::{Cell, RefCell};
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -218,6 +218,18 @@ impl Queue {
         data: &mut Data,
         timed: bool,
     ) -> Option<Ended> {
+        self.send(command, data, timed, Slots::insert)
+    }
+
+    /// The same in the slot that `seat` has for it.
+    #[inline]
+    fn send(
+        self: &Rc<Self>,
+        command: &Sqe,
+        data: &mut Data,
+        timed: bool,
+        seat: impl FnOnce(&mut Slots, &mut Data, bool, Option<u32>) -> Option<u16>,
+    ) -> Option<Ended> {
         if self.end.has_begun() {
             return None;
         }
@@ -227,7 +239,7 @@ impl Queue {
             _ => None,
         };
         let started = timed.then(|| self.tick.get());
-        let cid = self.slots.borrow_mut().insert(data, payload.is_some(), started)?;
+        let cid = seat(&mut self.slots.borrow_mut(), data, payload.is_some(), started)?;
         let mut command = *command;
         command.cid = U16::new(cid);
         let in_capsule = if payload.is_some() { bytes } else { 0 };
@@ -288,6 +300,17 @@ pub(super) struct Ended {
     cid: Option<u16>,
 }
 
+impl Ended {
+    /// Waits for the end, and keeps the slot: to send the command again, or to drop.
+    pub(super) async fn keeping(mut self) -> (Outcome, Data, Kept) {
+        let cid = self.cid.expect("not polled to its end");
+        let ended = |cx: &mut Context<'_>| self.queue.slots.borrow_mut().poll_kept(cid, cx.waker());
+        let (outcome, data) = poll_fn(ended).await;
+        self.cid = None;
+        (outcome, data, Kept { queue: self.queue.clone(), cid: Some(cid) })
+    }
+}
+
 impl Future for Ended {
     type Output = (Outcome, Data);
     #[inline]
@@ -307,6 +330,34 @@ impl Drop for Ended {
         if let Some(cid) = self.cid
             && self.queue.slots.borrow_mut().orphan(cid)
         {
+            self.queue.gate.wake_one();
+        }
+    }
+}
+
+/// The slot of a command that has ended and may be sent again. Dropped, it is free.
+pub(super) struct Kept {
+    queue: Rc<Queue>,
+    cid: Option<u16>,
+}
+
+impl Kept {
+    /// Sends the command again; `None` when the queue is broken.
+    pub(super) fn send_again(mut self, command: &Sqe, data: &mut Data) -> Option<Ended> {
+        let cid = self.cid?;
+        let ended = self.queue.send(command, data, true, |slots, data, in_capsule, started| {
+            slots.refill(cid, data, in_capsule, started);
+            Some(cid)
+        })?;
+        self.cid = None;
+        Some(ended)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(cid) = self.cid {
+            self.queue.slots.borrow_mut().release(cid);
             self.queue.gate.wake_one();
         }
     }
