@@ -168,6 +168,13 @@ impl Gate {
         false
     }
 
+    /// A write that has arrived is not to wait here: it may arrive again.
+    pub(crate) fn turned_away(&mut self, order: Order) {
+        if let Ok(place) = self.done.place(order.number) {
+            self.early.remove(&place);
+        }
+    }
+
     /// A write of this number has completed.
     ///
     /// # Errors

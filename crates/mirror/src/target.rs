@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
+use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut, buf};
 
 use crate::format::bitmap_page::WORDS;
@@ -86,11 +86,14 @@ impl TargetSession {
         Ok(Served(self.inner.clone()))
     }
 
-    /// A write: `call` makes it when it is its turn.
-    fn ordered(
+    /// A write: `call` makes it, to the leg's device, when it is its turn. If it has to wait for that,
+    /// it holds what `park` gives; where that is nothing it is turned away, and may come again. One
+    /// whose turn it is already is never turned away so.
+    pub fn in_turn<P: 'static>(
         &self,
         order: Option<Order>,
-        call: impl FnOnce(&Arc<Inner>) -> IoFuture<()> + 'static,
+        park: impl FnOnce() -> Option<P> + 'static,
+        call: impl FnOnce(&SharedDevice) -> IoFuture<()> + 'static,
     ) -> IoFuture<()> {
         let served = match self.enter() {
             Ok(served) => served,
@@ -98,7 +101,7 @@ impl TargetSession {
         };
         let inner = self.inner.clone();
         let Some(order) = order else {
-            let call = call(&inner);
+            let call = call(inner.local.data());
             return IoFuture::later(Finish::new(async move {
                 let _served = served;
                 call.await
@@ -109,10 +112,19 @@ impl TargetSession {
         }
         let (gate, number) = (self.gate.clone(), self.number);
         IoFuture::later(async move {
-            turn(&inner, &gate, number, order).await?;
+            let early = !lock(&gate).may_start(order, Waker::noop());
+            if early {
+                let Some(_parked) = park() else {
+                    lock(&gate).turned_away(order);
+                    return Err(IoError::NoMemory);
+                };
+                turn(&inner, &gate, number, order).await?;
+            } else {
+                drop(park);
+            }
             Finish::new(async move {
                 let _served = served;
-                call(&inner).await?;
+                call(inner.local.data()).await?;
                 let done = lock(&gate).completed(order.number);
                 while let Some(waker) = { lock(&gate).next_to_wake() } {
                     waker.wake();
@@ -125,7 +137,7 @@ impl TargetSession {
 
     /// Writes.
     pub fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()> {
-        self.ordered(order, move |inner| inner.local.data().write(offset, data, fua))
+        self.in_turn(order, || Some(()), move |leg| leg.write(offset, data, fua))
     }
 
     /// Writes zeroes.
@@ -136,7 +148,7 @@ impl TargetSession {
         flags: ZeroFlags,
         order: Option<Order>,
     ) -> IoFuture<()> {
-        self.ordered(order, move |inner| inner.local.data().write_zeroes(offset, len, flags))
+        self.in_turn(order, || Some(()), move |leg| leg.write_zeroes(offset, len, flags))
     }
 
     /// Reads.

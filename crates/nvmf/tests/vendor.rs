@@ -17,8 +17,8 @@ use flagstone_nvmf::host::{
     AdminAnswer, AdminData, HostError, HostOptions, RemoteDevice, RemoteSession, discover,
 };
 use flagstone_nvmf::target::{
-    NamespaceConfig, SubsystemConfig, TargetConfig, VendorCommands, VendorHandler, VendorHost,
-    VendorReply, VendorSession,
+    Charge, NamespaceConfig, SubsystemConfig, TargetConfig, VendorCommands, VendorHandler,
+    VendorHost, VendorReply, VendorSession,
 };
 use flagstone_runtime::{Buf, BufMut, buf, time};
 use host_common::{Server, any_port, memory, options, subnqn};
@@ -113,7 +113,7 @@ impl VendorSession for Session {
         }
     }
 
-    fn io(&self, command: &Sqe, data: Option<Buf>) -> IoFuture<VendorReply> {
+    fn io(&self, command: &Sqe, data: Option<Buf>, _: Charge) -> IoFuture<VendorReply> {
         let (order, done) = match IoOpcode(command.opcode) {
             io::WRITE => {
                 let write = OrderedWrite::parse(command).unwrap();

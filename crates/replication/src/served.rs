@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_mirror::Mirror;
@@ -12,13 +11,12 @@ use flagstone_nvme::replica::compressed::INFLATED_MAX_BYTES;
 use flagstone_nvme::replica::{CompressedWrite, OrderedWrite, OrderedZeroes, Request, admin, io};
 use flagstone_nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Status};
 use flagstone_nvmf::target::{
-    NamespaceConfig, SubsystemConfig, Target, TargetError, VendorCommands, VendorHandler,
+    Charge, NamespaceConfig, SubsystemConfig, Target, TargetError, VendorCommands, VendorHandler,
     VendorHost, VendorReply, VendorSession,
 };
-use flagstone_runtime::{Buf, BufMut, buf, time};
+use flagstone_runtime::{Buf, BufMut, buf};
 
 use crate::codec::inflate;
-use crate::limits::INFLATE_WAIT_MS;
 use crate::words;
 
 /// What a volume's name is followed by in that of its replication subsystem.
@@ -99,7 +97,12 @@ struct Served {
 }
 
 impl Served {
-    fn ordered_write(&self, command: &Sqe, data: Option<Buf>) -> Result<IoFuture<()>, Status> {
+    fn ordered_write(
+        &self,
+        command: &Sqe,
+        data: Option<Buf>,
+        charge: Charge,
+    ) -> Result<IoFuture<()>, Status> {
         let OrderedWrite { range, fua, order } = OrderedWrite::parse(command)?;
         let shift = self.geometry.block_bytes.trailing_zeros();
         range.check_within(self.geometry.blocks())?;
@@ -107,11 +110,18 @@ impl Served {
         let data = data.filter(|data| data.len() as u64 == len);
         let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
         let order = Some(words::order_from_wire(order));
-        Ok(self.session.write(range.start() << shift, data, fua, order))
+        let offset = range.start() << shift;
+        let write = move |leg: &SharedDevice| leg.write(offset, data, fua);
+        Ok(self.session.in_turn(order, || charge.park(), write))
     }
 
     /// What it inflates to is known before, and bounded.
-    fn compressed_write(&self, command: &Sqe, data: Option<Buf>) -> Result<IoFuture<()>, Status> {
+    fn compressed_write(
+        &self,
+        command: &Sqe,
+        data: Option<Buf>,
+        charge: Charge,
+    ) -> Result<IoFuture<()>, Status> {
         let write = CompressedWrite::parse(command)?;
         let shift = self.geometry.block_bytes.trailing_zeros();
         write.range.check_within(self.geometry.blocks())?;
@@ -121,23 +131,28 @@ impl Served {
         }
         let data = data.filter(|data| u32::try_from(data.len()).ok() == write.sent_bytes());
         let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
-        let (session, offset) = (self.session.clone(), write.range.start() << shift);
-        Ok(IoFuture::later(async move {
-            // It holds memory itself, so it does not wait long: the source sends it again.
-            let patience = Duration::from_millis(INFLATE_WAIT_MS);
-            let place = time::timeout(patience, buf::acquire(len as usize)).await;
-            let Ok(Ok(mut place)) = place else { return Err(IoError::NoMemory) };
-            if !inflate(write.codec, &data[..write.compressed_bytes as usize], &mut place) {
-                // Invalid Field in Command.
-                return Err(IoError::Misaligned);
-            }
-            drop(data);
-            let order = write.order.map(words::order_from_wire);
-            session.write(offset, place.freeze(), write.fua, order).await
-        }))
+        let offset = write.range.start() << shift;
+        let order = write.order.map(words::order_from_wire);
+        // Not before its turn: what waits for others has as little memory as it can.
+        Ok(self.session.in_turn(
+            order,
+            || charge.park(),
+            move |leg| {
+                let leg = leg.clone();
+                IoFuture::later(async move {
+                    let mut place = buf::acquire_more(len as usize).await;
+                    if !inflate(write.codec, &data[..write.compressed_bytes as usize], &mut place) {
+                        // Invalid Field in Command.
+                        return Err(IoError::Misaligned);
+                    }
+                    drop(data);
+                    leg.write(offset, place.freeze(), write.fua).await
+                })
+            },
+        ))
     }
 
-    fn ordered_zeroes(&self, command: &Sqe) -> Result<IoFuture<()>, Status> {
+    fn ordered_zeroes(&self, command: &Sqe, charge: Charge) -> Result<IoFuture<()>, Status> {
         let zeroes = OrderedZeroes::parse(command)?;
         let shift = self.geometry.block_bytes.trailing_zeros();
         zeroes.check_within(self.geometry.blocks())?;
@@ -145,7 +160,8 @@ impl Served {
             ZeroFlags { fua: zeroes.fua, may_deallocate: zeroes.deallocate, fast_only: false };
         let (offset, len) = (zeroes.start << shift, zeroes.blocks << shift);
         let order = Some(words::order_from_wire(zeroes.order));
-        Ok(self.session.write_zeroes(offset, len, flags, order))
+        let zero = move |leg: &SharedDevice| leg.write_zeroes(offset, len, flags);
+        Ok(self.session.in_turn(order, || charge.park(), zero))
     }
 }
 
@@ -185,11 +201,11 @@ impl VendorSession for Served {
         })
     }
 
-    fn io(&self, command: &Sqe, data: Option<Buf>) -> IoFuture<VendorReply> {
+    fn io(&self, command: &Sqe, data: Option<Buf>, charge: Charge) -> IoFuture<VendorReply> {
         let begun = match IoOpcode(command.opcode) {
-            io::WRITE => self.ordered_write(command, data),
-            io::COMPRESSED_WRITE => self.compressed_write(command, data),
-            _ => self.ordered_zeroes(command),
+            io::WRITE => self.ordered_write(command, data, charge),
+            io::COMPRESSED_WRITE => self.compressed_write(command, data, charge),
+            _ => self.ordered_zeroes(command, charge),
         };
         match begun {
             Err(status) => IoFuture::ready(Ok(VendorReply::failure(status, 0))),

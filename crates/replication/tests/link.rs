@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError, SharedDevice, ZeroFlags};
@@ -13,8 +13,9 @@ use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::MirrorState;
 use flagstone_mirror::{Mirror, Mode, PeerOptions};
-use flagstone_nvme::Nqn;
-use flagstone_nvmf::host::{Compressed, HostOptions, RemoteSession};
+use flagstone_nvme::replica as wire;
+use flagstone_nvme::{Nqn, Wire};
+use flagstone_nvmf::host::{AdminData, Compressed, HostOptions, RemoteSession};
 use flagstone_nvmf::target::{SubsystemConfig, Target, TargetConfig, serve};
 use flagstone_replication::{
     Bandwidth, Codec, LinkOptions, NvmePeer, replication_nqn, serve_replica,
@@ -75,6 +76,25 @@ struct World {
     mirrors: Mirrors,
     mode: Mode,
     link: LinkOptions,
+    _memory: Memory,
+}
+
+/// Pooled memory is the process's: worlds share it, but for the one whose test takes all of it.
+static MEMORY: RwLock<()> = RwLock::new(());
+
+enum Memory {
+    Shared { _guard: RwLockReadGuard<'static, ()> },
+    Own { _guard: RwLockWriteGuard<'static, ()> },
+}
+
+impl Memory {
+    fn shared() -> Memory {
+        Memory::Shared { _guard: MEMORY.read().unwrap_or_else(PoisonError::into_inner) }
+    }
+
+    fn own() -> Memory {
+        Memory::Own { _guard: MEMORY.write().unwrap_or_else(PoisonError::into_inner) }
+    }
 }
 
 impl World {
@@ -83,6 +103,10 @@ impl World {
     }
 
     fn with_link(seed: u64, mode: Mode, link: LinkOptions) -> World {
+        World::with_memory(seed, mode, link, Memory::shared())
+    }
+
+    fn with_memory(seed: u64, mode: Mode, link: LinkOptions, memory: Memory) -> World {
         let sim = Simulation::new(seed, Config::default());
         let nodes = [sim.add_node("a"), sim.add_node("b")];
         for (index, node) in nodes.into_iter().enumerate() {
@@ -97,7 +121,7 @@ impl World {
             });
             sim.block_on(made).expect("nobody ends it");
         }
-        let world = World { sim, nodes, mirrors: Rc::default(), mode, link };
+        let world = World { sim, nodes, mirrors: Rc::default(), mode, link, _memory: memory };
         world.start(0);
         world.start(1);
         world
@@ -372,16 +396,45 @@ fn a_longer_link_is_waited_for_by_hosts_of_a_synchronous_mirror_alone() {
     }
 }
 
+/// A session of the source of `world`, whose mirror is gone, with its target: attached to it.
+async fn attached(address: Address) -> Arc<RemoteSession> {
+    let session =
+        RemoteSession::connect(address, &subsystem(), host_options(0)).await.expect("it serves");
+    let source = [3; 16];
+    let asked = wire::Request::Identify { asker: source };
+    let (command, _) = asked.command(0, session.nsid());
+    let place = AdminData::In(buf::alloc_small(asked.reply_bytes()));
+    let said = session.admin(command, place).await.expect("it answers").data.expect("success");
+    let number = |at: usize| u64::from_le_bytes(said[at..at + 8].try_into().expect("8 bytes"));
+    let (epoch, generation) = (number(48), number(56));
+    let attach = wire::Attach::new([7; 16], source, epoch + 1, generation, true);
+    let (command, _) = wire::Request::Attach(attach).command(0, session.nsid());
+    let mut data = buf::alloc_small(attach.bytes().len());
+    data.copy_from_slice(attach.bytes());
+    let answer = session.admin(command, AdminData::Out(data.freeze())).await.expect("an answer");
+    assert!(answer.status.is_success(), "{}", answer.status);
+    session
+}
+
+/// Runs `test` with such a session.
+fn with_attached<T: Future<Output = ()>>(
+    memory: Memory,
+    test: impl FnOnce(Arc<RemoteSession>) -> T + 'static,
+) {
+    let world = World::with_memory(3, Mode::Sync, LinkOptions::default(), memory);
+    world.until_mirroring(0);
+    world.stop(0);
+    world.sim.restart(world.nodes[0]);
+    let address = world.address(1);
+    let done =
+        world.sim.spawn_on(world.nodes[0], async move { test(attached(address).await).await });
+    world.sim.block_on(done).expect("nobody ends it");
+}
+
 /// Whatever a source sends as compressed data, it is refused, and the connection stays.
 #[test]
 fn data_that_does_not_inflate_to_its_blocks_is_refused() {
-    let world = World::new(3, Mode::Sync);
-    world.until_mirroring(0);
-    let address = world.address(1);
-    let refused = world.sim.spawn_on(world.nodes[0], async move {
-        let session = RemoteSession::connect(address, &subsystem(), host_options(0))
-            .await
-            .expect("it serves");
+    with_attached(Memory::shared(), async |session| {
         for codec in Codec::ALL {
             for data in [&b"none"[..], &[0; 64], &[0xff; 64], &[0x1f, 0, 1, 0, 0xff, 0xff, 0xff, 9]]
             {
@@ -395,7 +448,53 @@ fn data_that_does_not_inflate_to_its_blocks_is_refused() {
         }
         assert!(!session.is_lost());
     });
-    world.sim.block_on(refused).expect("nobody ends it");
+}
+
+/// 8 KiB of one byte, as LZ4: the byte, as many again but five, and these.
+fn eight_kib_of(byte: u8) -> Compressed {
+    let again = 8192 - 1 - 5;
+    let more = again - 4 - 15;
+    let mut bytes = vec![0x1f, byte, 1, 0];
+    bytes.extend(std::iter::repeat_n(0xff, more / 255));
+    bytes.push((more % 255) as u8);
+    bytes.push(0x50);
+    bytes.extend([byte; 5]);
+    let len = bytes.len().next_multiple_of(4);
+    let mut data = buf::alloc_small(len);
+    data.fill(0);
+    data[..bytes.len()].copy_from_slice(&bytes);
+    Compressed { bytes: bytes.len() as u32, data: data.freeze(), codec: Codec::Lz4 }
+}
+
+/// Where there is no memory to inflate a write into, and none comes back, it has what its core keeps
+/// beyond the ceiling: those that wait for it would wait for ever.
+#[test]
+fn ordered_writes_are_inflated_with_no_memory_at_all() {
+    with_attached(Memory::own(), async |session| {
+        let place = buf::alloc(DEVICE_BYTES as usize / 2).await;
+        let mut taken = Vec::new();
+        for len in [1 << 20, 4096] {
+            while let Some(memory) = buf::try_alloc(len) {
+                taken.push(memory);
+            }
+        }
+        // What is sent of one write has a place, and that is all.
+        taken.pop();
+        for index in 0..16 {
+            let order = wire::Order { number: index + 1, beside: 0 };
+            let (offset, data) = (u64::from(index) * 8192, eight_kib_of(index as u8 + 1));
+            let write = session.write_compressed(offset, 8192, data, false, Some(order));
+            let ended = time::timeout(TIMEOUT, write).await;
+            assert_eq!(ended, Ok(Ok(())), "part {}", index + 1);
+        }
+        drop(taken);
+        let mut place = place;
+        place.truncate(16 * 8192);
+        let read = session.read(0, place).await.expect("it was written");
+        for (index, part) in (1..).zip(read.chunks(8192)) {
+            assert!(part.iter().all(|byte| *byte == index), "part {index}");
+        }
+    });
 }
 
 /// How a node falls silent, its connections as they were: nothing is reset.

@@ -36,6 +36,10 @@ pub const BUF_IDLE_BYTES_MAX: usize = 16 << 20;
 /// Idle blocks of 4 KiB beyond the ceiling that a core keeps: 256 KiB.
 pub const BUF_IDLE_SMALL: usize = 64;
 
+/// What a core has beyond the ceiling for commands that need more memory while they hold some, in
+/// bytes: one buffer, from the first time that it is needed on.
+pub const BUF_SPARE_BYTES: usize = 1 << 20;
+
 /// A core sets memory for receiving ahead aside in steps of this, in bytes, or of 1/64 of all of
 /// it: what cores together set aside and do not use is at most two steps each.
 pub const BUF_AHEAD_STEP_BYTES: usize = 256 << 10;

@@ -101,6 +101,52 @@ fn who_stops_waiting_makes_way() {
     });
 }
 
+/// What it waits for must have room to be received, and what holds up a receiver must not wait at all.
+#[test]
+fn what_waits_for_others_has_an_eighth_and_nothing_of_a_reserve() {
+    alone(16 * MIB, 1, async || {
+        let data: Vec<_> = (0..3).map(|_| buf::try_alloc(MIB).unwrap().freeze()).collect();
+        let first = buf::Parked::keep(&data[0]).unwrap();
+        let _second = buf::Parked::keep(&data[1]).unwrap();
+        assert!(buf::Parked::keep(&data[2]).is_none());
+        drop(first);
+        let _third = buf::Parked::keep(&data[2]).unwrap();
+        assert!(buf::Parked::keep(&data[0]).is_none());
+        // This has its bound already.
+        let received = buf::Ahead::new(MIB).try_alloc(MIB).unwrap().freeze();
+        assert!(buf::Parked::keep(&received).is_some());
+        drop((data, received));
+        let reserve = buf::Reserve::new(Rc::default());
+        drop(buf::acquire_with_reserve(4096, &reserve, 4096).await.unwrap());
+        let reserved = reserve.try_alloc(4096).unwrap().freeze();
+        assert!(buf::Parked::keep(&reserved).is_none());
+        drop(reserved);
+        assert!(reserve.try_alloc(4096).is_some(), "it is the owner's still");
+    });
+}
+
+/// All memory is held by commands that need more: each has it after the other.
+#[test]
+fn who_holds_memory_and_needs_more_has_it_in_the_end() {
+    alone(4 * MIB, 1, async || {
+        let tasks: Vec<_> = (0..4)
+            .map(|_| {
+                spawn(async {
+                    let held = buf::try_alloc(MIB).unwrap();
+                    task::yield_now().await;
+                    let more = buf::acquire_more(MIB - 1).await;
+                    assert!(buf::memory_held() <= 5 * MIB, "one buffer beyond the ceiling");
+                    time::sleep(Duration::from_millis(1)).await;
+                    drop((held, more));
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+}
+
 #[test]
 fn what_can_never_fit_is_refused_at_once() {
     alone(16 * MIB, 1, async || {
@@ -110,17 +156,17 @@ fn what_can_never_fit_is_refused_at_once() {
         let reserve = buf::Reserve::new(Rc::default());
         let both = buf::acquire_with_reserve(8 * MIB, &reserve, 8 * MIB).await;
         assert_eq!(both.err(), Some(buf::TooLarge));
-        assert!(buf::acquire_with_reserve(8 * MIB, &reserve, 4 * MIB).await.is_ok());
+        assert!(buf::acquire_with_reserve(8 * MIB, &reserve, 2 * MIB).await.is_ok());
     });
 }
 
 #[test]
 fn a_reserve_comes_back_to_its_owner_alone() {
-    alone(4 * MIB, 1, async || {
+    alone(5 * MIB, 1, async || {
         let bell = Rc::new(Notify::new());
         let reserve = buf::Reserve::new(bell.clone());
         let data = buf::acquire_with_reserve(2 * MIB, &reserve, MIB).await.unwrap();
-        let rest = buf::try_alloc(MIB).unwrap();
+        let rest = buf::try_alloc(2 * MIB).unwrap();
         let waiting = spawn(buf::acquire(4096));
         task::yield_now().await;
         let used = reserve.try_alloc(5000).unwrap().freeze();

@@ -15,7 +15,7 @@ use flagstone_nvme::{Cqe, IoOpcode, Sqe, Status};
 use flagstone_runtime::{Buf, BufMut, buf, spawn_detached};
 
 use super::connection::Connection;
-use super::{NO_LOCATION, Namespace};
+use super::{Charge, NO_LOCATION, Namespace};
 use crate::limits::{SCAN_BYTES, SCAN_LEAST_BYTES};
 
 /// The status that a device's failure becomes.
@@ -269,7 +269,8 @@ impl Connection {
         check_writable(namespace)?;
         let sent = data.as_ref().map_or(0, |data| data.len());
         self.with_controller(|_, queue| queue.counters.write(sent as u64));
-        let (connection, reply) = (self.admit(), session.io(&command, data));
+        let charge = Charge::new(self.clone(), payload, data.clone());
+        let (connection, reply) = (self.admit(), session.io(&command, data, charge));
         spawn_detached(async move {
             match reply.await {
                 Ok(reply) if reply.status.is_success() => {

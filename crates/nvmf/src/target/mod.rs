@@ -62,7 +62,9 @@ pub use queue::IoTotals;
 pub(crate) use queue::Queue;
 pub use subsystem::SubsystemConfig;
 use subsystem::{Kind, Subsystem};
-pub use vendor::{VendorCommands, VendorHandler, VendorHost, VendorReply, VendorSession};
+pub use vendor::{
+    Charge, Parked, VendorCommands, VendorHandler, VendorHost, VendorReply, VendorSession,
+};
 
 /// Why something cannot be served, or is not there to be taken away.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -10,14 +10,16 @@
 //! [`VENDOR_DATA_BYTES`] of an admin command and MDTS of an I/O command. All else in a command is
 //! as the host sent it.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use flagstone_blockdev::{IoFuture, SharedDevice};
 use flagstone_nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Status};
-use flagstone_runtime::{Buf, BufMut};
+use flagstone_runtime::{Buf, BufMut, buf};
 
 use super::Namespace;
 use super::admin::reply_data;
+use super::connection::Connection;
 use super::controller::Controller;
 pub use crate::limits::VENDOR_DATA_BYTES;
 
@@ -55,8 +57,50 @@ pub trait VendorSession: Send + Sync + 'static {
     /// [`VendorSession::reply_bytes`] said, all 0, and comes back with the reply if it is success.
     fn admin(&self, command: &Sqe, data: &[u8], place: Option<BufMut>) -> IoFuture<VendorReply>;
 
-    /// Carries out an I/O command.
-    fn io(&self, command: &Sqe, data: Option<Buf>) -> IoFuture<VendorReply>;
+    /// Carries out an I/O command. One that has to wait for others of its host does so with what
+    /// `charge` gives.
+    fn io(&self, command: &Sqe, data: Option<Buf>, charge: Charge) -> IoFuture<VendorReply>;
+}
+
+/// What a command in hand counts for in the budget of its connection.
+pub struct Charge {
+    connection: Rc<Connection>,
+    payload: usize,
+    data: Option<Buf>,
+}
+
+impl Charge {
+    pub(super) fn new(connection: Rc<Connection>, payload: usize, data: Option<Buf>) -> Charge {
+        Charge { connection, payload, data }
+    }
+
+    /// To be held while the command waits for others that its host has yet to send: its data does
+    /// not keep the connection from receiving them, nor others from memory. `None` when too much
+    /// waits already: the command is to end with [`Status::COMMAND_INTERRUPTED`], as one that its
+    /// host sends again. One that waits for nothing is not to ask, so what is waited for is never
+    /// turned away.
+    pub fn park(self) -> Option<Parked> {
+        let memory = match &self.data {
+            Some(data) => Some(buf::Parked::keep(data)?),
+            None => None,
+        };
+        let Charge { connection, payload, .. } = self;
+        connection.park(payload);
+        Some(Parked { connection, payload, _memory: memory })
+    }
+}
+
+/// A command that waits for others of its host.
+pub struct Parked {
+    connection: Rc<Connection>,
+    payload: usize,
+    _memory: Option<buf::Parked>,
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        self.connection.unpark(self.payload);
+    }
 }
 
 /// Whose commands a session carries out.

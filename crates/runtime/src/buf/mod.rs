@@ -3,8 +3,8 @@
 //! Promises: every buffer starts on a 4 KiB boundary of its block; taking and dropping one in the
 //! steady state allocates nothing; the sum of all blocks of a process, in use and idle, never
 //! exceeds the configured ceiling ([`set_memory_limit`]), and what is given back beyond a few idle
-//! blocks is not resident any more. Only [`alloc_small`] goes beyond the ceiling, for what must not
-//! fail and is bounded by its users.
+//! blocks is not resident any more. [`alloc_small`] alone goes beyond the ceiling, for what must not
+//! fail and is bounded by its users, and [`acquire_more`], by one buffer a core.
 //!
 //! [`BufMut`] is an exclusive view, [`Buf`] a shared read-only one; views of one block never
 //! overlap unless all of them are `Buf`. Buffers belong to one core and are not `Send`.
@@ -14,35 +14,48 @@
 //! 1. Whoever waits ([`acquire`], [`alloc`]) waits in one queue of all cores, first come first
 //!    served; while it is not empty nobody is given memory past it.
 //! 2. Who waits holds nothing that others wait for: all memory of a command is acquired at once,
-//!    and before that the command holds none.
+//!    and before that the command holds none. One that holds some, as it needs to inflate what it
+//!    received, has a spare buffer beyond the ceiling that goes round ([`acquire_more`]).
 //! 3. Memory that is held for as long as a peer likes, because it was received into before anyone
 //!    knew what would come, is counted apart ([`Ahead`]): at most a quarter of the ceiling.
+//!    So is that of commands that wait for others of their host ([`Parked`]): at most an eighth, and
+//!    none that the next rule speaks of.
 //! 4. Memory whose return hangs on its connection's receiver (data that was asked for) comes with a
 //!    [`Reserve`] that the receiver can go on with.
 //! 5. What must go out or come in for memory to come back at all, takes [`alloc_small`].
 //!
 //! So the queue always moves. Idle blocks go to the first in it at once, from whatever core.
-//! Blocks in use are of three kinds. Those received ahead leave three quarters of the ceiling, and
-//! nobody may ask for more at a time ([`TooLarge`]). A command's memory comes back when the device
-//! and the peer are done with it, and neither waits for the pool (2, 5): the device ends by itself
-//! and peers that make no progress are given up on. Data that was asked for arrives behind
-//! other commands, and receiving those waits for nothing but the connection's own reserve, which
-//! is with the device (4). Hence all that is in use and not ahead comes back in the end while
+//! Blocks in use are of three kinds. Those received ahead or kept by who waits for others leave five
+//! eighths of the ceiling, and nobody may ask for more at a time ([`TooLarge`]). A command's memory
+//! comes back when the device and the peer are done with it, and neither waits for the pool (2, 5):
+//! the device ends by itself and peers that make no progress are given up on. Data that was asked
+//! for arrives behind other commands, and receiving those waits for nothing but the connection's own
+//! reserve, which is with the device (4). Hence all else that is in use comes back in the end while
 //! nothing new is given (1), and then the first in the queue fits.
 
 mod pool;
 mod quota;
 mod system;
 
+use std::future::{Future, poll_fn};
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, Range};
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
-use crate::limits::{BUF_MAX_BYTES, BUF_MIN_BYTES, BUF_SYSTEM_PAUSE_MS, ZEROES_BYTES};
+use crate::limits::{
+    BUF_MAX_BYTES, BUF_MIN_BYTES, BUF_SPARE_BYTES, BUF_SYSTEM_PAUSE_MS, ZEROES_BYTES,
+};
 
 use pool::{Block, PARTS, Wait, class_bytes, class_of};
-pub use quota::{Ahead, Reserve};
+use quota::Spare;
+pub use quota::{Ahead, Parked, Reserve};
+
+thread_local! {
+    static SPARE: Rc<Spare> = Rc::default();
+}
 
 /// Sets the ceiling of pooled memory for this process, in bytes. Blocks already held stay.
 pub fn set_memory_limit(bytes: usize) {
@@ -65,7 +78,7 @@ pub fn memory_under_ceiling() -> usize {
     pool::taken()
 }
 
-/// More than the ceiling can ever be sure to give at a time: three quarters of it.
+/// More than the ceiling can ever be sure to give at a time: five eighths of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("more memory than the ceiling can ever give")]
 pub struct TooLarge;
@@ -125,6 +138,27 @@ pub async fn alloc(len: usize) -> BufMut {
 pub async fn acquire(len: usize) -> Result<BufMut, TooLarge> {
     check(len, 0)?;
     Ok(alloc(len).await)
+}
+
+/// A buffer of `len` bytes, at most [`BUF_SPARE_BYTES`], for a command that holds memory already and
+/// waits for nothing else. Many such could hold all memory there is, and wait for more: so each waits
+/// in the queue, and for the one buffer that this core has beyond the ceiling for them.
+///
+/// # Panics
+/// When `len` exceeds [`BUF_SPARE_BYTES`]: callers bound requests before they ask for memory.
+pub async fn acquire_more(len: usize) -> BufMut {
+    assert!(len <= BUF_SPARE_BYTES, "a buffer of {len} bytes exceeds what a core has to spare");
+    if let Some(buf) = try_alloc(len) {
+        return buf;
+    }
+    let spare = SPARE.with(Rc::clone);
+    let mut acquired = pin!(alloc(len));
+    let mut spared = pin!(spare.wait(len));
+    poll_fn(|cx| match acquired.as_mut().poll(cx) {
+        Poll::Pending => spared.as_mut().poll(cx),
+        done => done,
+    })
+    .await
 }
 
 /// As [`acquire`], together with `reserve_len` bytes for `reserve`, unless it is filled already.

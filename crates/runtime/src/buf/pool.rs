@@ -23,10 +23,12 @@ use crate::limits::{
 static LIMIT_BYTES: AtomicUsize = AtomicUsize::new(DEFAULT_MEMORY_BYTES);
 /// Blocks under the ceiling, in use and idle.
 static TAKEN_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Blocks of [`super::alloc_small`], in use and idle.
+/// Blocks of [`super::alloc_small`] and spare ones, in use and idle.
 static SMALL_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// What cores have set aside, of the ceiling, for receiving ahead.
 static AHEAD_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// What commands that wait for others have, of the ceiling.
+static PARKED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Those who wait, first come first.
 static QUEUE: Mutex<VecDeque<Arc<Ticket>>> = Mutex::new(VecDeque::new());
@@ -62,9 +64,14 @@ fn ahead_limit() -> usize {
     limit() / 4
 }
 
+/// What of the ceiling commands that wait for others may have.
+fn parked_limit() -> usize {
+    limit() / 8
+}
+
 /// The most that one acquisition can be sure to be given some day.
 pub(super) fn most() -> usize {
-    limit() - ahead_limit()
+    limit() - ahead_limit() - parked_limit()
 }
 
 pub(super) const fn class_bytes(class: usize) -> usize {
@@ -93,7 +100,7 @@ fn discharge(bytes: usize) {
 pub(super) struct Block {
     pub(super) ptr: NonNull<u8>,
     pub(super) class: usize,
-    /// Beyond the ceiling: of [`super::alloc_small`].
+    /// Beyond the ceiling: of [`super::alloc_small`], or a core's spare.
     pub(super) is_small: bool,
     /// What counts the block while it is in use, and is told of its end.
     pub(super) holder: Cell<Option<Holder>>,
@@ -253,9 +260,15 @@ pub(super) fn take_small() -> Option<Rc<Block>> {
     if let Ok(Some(Spare(block))) = idle {
         return Some(block);
     }
-    let ptr = system::give(BUF_MIN_BYTES)?;
-    SMALL_BYTES.fetch_add(BUF_MIN_BYTES, Relaxed);
-    Some(Block::new(ptr, 0, true))
+    take_beyond(0)
+}
+
+/// A new block beyond the ceiling, of any size: its users are bounded elsewhere.
+pub(super) fn take_beyond(class: usize) -> Option<Rc<Block>> {
+    let bytes = class_bytes(class);
+    let ptr = system::give(bytes)?;
+    SMALL_BYTES.fetch_add(bytes, Relaxed);
+    Some(Block::new(ptr, class, true))
 }
 
 /// Takes a block in that nobody uses any more.
@@ -267,7 +280,7 @@ pub(super) fn put(block: Rc<Block>) {
     let _ = CORE.try_with(|core| {
         let Ok(mut idle) = core.idle.try_lock() else { return };
         if block.is_small {
-            if idle.small.len() < BUF_IDLE_SMALL {
+            if block.class == 0 && idle.small.len() < BUF_IDLE_SMALL {
                 idle.small.push(Spare::new(block));
             }
         } else if WAITING.load(SeqCst) == 0 {
@@ -468,4 +481,16 @@ pub(super) fn uncount_ahead(bytes: usize) {
             AHEAD_BYTES.fetch_sub(less, Relaxed);
         }
     });
+}
+
+/// Counts `bytes` as held by a command that waits for others; false when there is too much of that.
+pub(super) fn count_parked(bytes: usize) -> bool {
+    let limit = parked_limit();
+    let fits = |all: usize| all.checked_add(bytes).filter(|sum| *sum <= limit);
+    PARKED_BYTES.fetch_update(Relaxed, Relaxed, fits).is_ok()
+}
+
+/// Takes back what [`count_parked`] counted.
+pub(super) fn uncount_parked(bytes: usize) {
+    PARKED_BYTES.fetch_sub(bytes, Relaxed);
 }

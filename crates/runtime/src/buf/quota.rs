@@ -1,10 +1,12 @@
-//! What blocks are in use for: memory received ahead, and a connection's reserve.
+//! What blocks are in use for: memory received ahead, of commands that wait for others, and a
+//! connection's reserve.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::pool::{self, Block, class_of};
-use super::{BufMut, View};
+use super::{Buf, BufMut, View};
+use crate::limits::BUF_SPARE_BYTES;
 use crate::sync::Notify;
 
 /// Counts a block while it is in use.
@@ -105,6 +107,40 @@ impl std::fmt::Debug for Ahead {
     }
 }
 
+/// Memory of a command that waits for others of its host, which may come as late as the host likes.
+///
+/// All of it together is at most an eighth of the ceiling: the rest moves, and what is waited for is
+/// given memory some day.
+#[derive(Debug)]
+pub struct Parked {
+    bytes: usize,
+}
+
+impl Parked {
+    /// For as long as this lives, `data` is kept by a command that waits. `None` when too much is
+    /// kept so already, or when it is in the [`Reserve`] of a connection, which the connection needs
+    /// to receive what is waited for: then it is not to wait.
+    pub fn keep(data: &Buf) -> Option<Parked> {
+        let block = &data.0.block;
+        let holder = block.holder.take();
+        let bytes = match &holder {
+            None => Some(block.bytes()),
+            // Counted as held for as long as a peer likes already.
+            Some(Holder::Ahead(_)) => Some(0),
+            Some(Holder::Reserve(_)) => None,
+        };
+        block.holder.set(holder);
+        let bytes = bytes?;
+        pool::count_parked(bytes).then(|| Parked { bytes })
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        pool::uncount_parked(self.bytes);
+    }
+}
+
 /// One buffer that is its owner's alone: however little memory there is, it comes back to it.
 ///
 /// It is filled by [`super::acquire_with_reserve`], and emptied with [`Reserve::give_up`].
@@ -179,5 +215,31 @@ impl std::fmt::Debug for Reserve {
             (true, false) => "in use",
         };
         write!(f, "Reserve({state})")
+    }
+}
+
+/// What a core has beyond the ceiling: one buffer, had when it is first needed, that goes round.
+pub(super) struct Spare {
+    bell: Rc<Notify>,
+    reserve: Reserve,
+}
+
+impl Default for Spare {
+    fn default() -> Spare {
+        let bell = Rc::new(Notify::new());
+        Spare { reserve: Reserve::new(bell.clone()), bell }
+    }
+}
+
+impl Spare {
+    /// Waits until nobody uses it.
+    pub(super) async fn wait(&self, len: usize) -> BufMut {
+        let take = || {
+            if !self.reserve.is_filled() {
+                self.reserve.fill(pool::take_beyond(class_of(BUF_SPARE_BYTES))?);
+            }
+            self.reserve.try_alloc(len)
+        };
+        self.bell.wait_for(take).await
     }
 }

@@ -344,6 +344,18 @@ impl Connection {
         self.room.notify();
     }
 
+    /// A command in hand with `payload` bytes waits for what its host has yet to send, which is to be
+    /// received meanwhile.
+    pub(in crate::target) fn park(&self, payload: usize) {
+        self.payload_bytes.set(self.payload_bytes.get() - payload);
+        self.room.notify();
+    }
+
+    /// It waits no longer, and will end by itself.
+    pub(in crate::target) fn unpark(&self, payload: usize) {
+        self.payload_bytes.set(self.payload_bytes.get() + payload);
+    }
+
     /// A namespace of this queue's controller, or the status that refuses it.
     #[inline]
     pub(crate) fn namespace(&self, nsid: u32) -> Result<Arc<Namespace>, Status> {
