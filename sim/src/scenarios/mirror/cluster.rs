@@ -10,6 +10,7 @@ use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
 use flagstone_mirror::format::newest;
 use flagstone_mirror::format::superblock::{Role, Superblock};
 use flagstone_mirror::id::{Generation, Uuid};
+use flagstone_mirror::peer::Request;
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::{MirrorState, Wish};
@@ -18,7 +19,7 @@ use flagstone_runtime::sim::{DiskConfig, DiskFaults, NodeId, Simulation};
 use flagstone_runtime::{spawn_detached, time};
 
 use super::Kind;
-use super::link::{Hub, HubHandle};
+use super::link::{Hub, HubHandle, Stage};
 use crate::load::{LoadOptions, run as load};
 use crate::model::Shared;
 
@@ -61,6 +62,8 @@ pub(super) struct World {
     devices: RefCell<[Option<Devices>; 2]>,
     /// Hosts of the node have calls in flight, or are about to.
     pub(super) loading: [Cell<bool>; 2],
+    /// The node was told that it is whole with this generation, and has not answered yet.
+    adopting: [Cell<Option<Generation>>; 2],
 }
 
 type Devices = (SharedDevice, Option<SharedDevice>);
@@ -81,6 +84,17 @@ impl World {
             return;
         }
         self.take_over(1 - index);
+    }
+
+    /// The other node ends a resync of this one, which has its data from the moment on at which that
+    /// is on its disk: before the other has heard of it, and though both may be apart again before
+    /// anybody looks. The generation does not tell it later: where nothing was written without the
+    /// other none was minted.
+    fn ends_resync(&self, index: usize, generation: Generation, stage: Stage) {
+        self.adopting[index].set((stage == Stage::Begins).then_some(generation));
+        if stage == Stage::Done {
+            self.take_over(index);
+        }
     }
 
     /// The node has the other's data: hosts may read there what they may read here.
@@ -162,14 +176,22 @@ impl Cluster {
             mode: kind.mode,
             devices: Default::default(),
             loading: Default::default(),
+            adopting: Default::default(),
         };
+        let world = Rc::new(world);
+        let seen = world.clone();
+        hub.hub().set_watcher(move |node, request, stage| {
+            if let Request::EndResync { generation } = request {
+                seen.ends_resync(usize::from(node == nodes[1]), *generation, stage);
+            }
+        });
         let depth = sim.random_between(1, 12) as usize;
         let pause_ms = sim.random_between(1, 40);
         Cluster {
             kind: *kind,
             nodes,
             hub,
-            world: Rc::new(world),
+            world,
             usable,
             sizes: RefCell::new([vec![device_bytes], vec![device_bytes]]),
             separate_log,
@@ -241,6 +263,8 @@ impl Cluster {
             return;
         }
         self.reconcile();
+        self.notice_adoption(index);
+        self.world.adopting[index].set(None);
         self.doubt_flushes(index);
         if power {
             let whole = self.is_whole_target(index);
@@ -365,6 +389,15 @@ impl Cluster {
         }
     }
 
+    /// Notices a target that has noted that it is whole, and has not answered.
+    fn notice_adoption(&self, index: usize) {
+        let (asked, found) = (self.world.adopting[index].get(), self.superblock(index));
+        let whole = |found: &Superblock| Some(found.current) == asked && !found.flags.inconsistent;
+        if asked.is_some() && found.as_ref().is_some_and(whole) {
+            self.world.take_over(index);
+        }
+    }
+
     /// Notices targets that have taken over the source's generation since the lines parted: with it
     /// they have its data, though the source may never hear of it.
     fn notice_targets(&self) {
@@ -388,6 +421,7 @@ impl Cluster {
     /// Notices generations that nodes have minted since they parted.
     pub(super) fn watch(&self) {
         self.assert_one_name();
+        (0..2).for_each(|index| self.notice_adoption(index));
         self.notice_targets();
         let [a, b] = [0, 1].map(|node| self.superblock(node).map(|found| found.current));
         let mut lines = self.world.lines.borrow_mut();

@@ -33,9 +33,23 @@ pub(super) struct Hub {
     pub(super) messages: Cell<u64>,
     /// What becomes of requests, for tests of what is lost where.
     fate: RefCell<Option<FateOf>>,
+    /// Who is told what nodes are asked.
+    watcher: RefCell<Option<Rc<Watcher>>>,
 }
 
 type FateOf = Box<dyn Fn(&Request) -> Fate>;
+type Watcher = dyn Fn(NodeId, &Request, Stage);
+
+/// What a node does about a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It begins with it.
+    Begins,
+    /// It has done it, and answers.
+    Done,
+    /// It has refused it, or failed.
+    Refused,
+}
 
 /// What becomes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +77,7 @@ impl HubHandle {
             slow: Cell::new(Duration::from_micros(300)),
             messages: Cell::new(0),
             fate: RefCell::default(),
+            watcher: RefCell::default(),
         });
         HubHandle(Arc::new(local))
     }
@@ -93,6 +108,7 @@ impl Hub {
     pub(super) fn clear(&self) {
         self.serving.borrow_mut().clear();
         self.fate.borrow_mut().take();
+        self.watcher.borrow_mut().take();
     }
 
     pub(super) fn cut(&self, from: NodeId, to: NodeId) {
@@ -107,6 +123,18 @@ impl Hub {
     #[cfg(test)]
     pub(super) fn set_fate(&self, fate: impl Fn(&Request) -> Fate + 'static) {
         *self.fate.borrow_mut() = Some(Box::new(fate));
+    }
+
+    /// From now on `watcher` hears what nodes do about requests.
+    pub(super) fn set_watcher(&self, watcher: impl Fn(NodeId, &Request, Stage) + 'static) {
+        *self.watcher.borrow_mut() = Some(Rc::new(watcher));
+    }
+
+    fn tell(&self, node: NodeId, request: &Request, stage: Stage) {
+        let watcher = self.watcher.borrow().clone();
+        if let Some(watcher) = watcher {
+            watcher(node, request, stage);
+        }
     }
 
     fn fate_of(&self, request: &Request) -> Fate {
@@ -254,8 +282,19 @@ impl SimSession {
 
 impl Session for SimSession {
     fn ask(&self, request: Request) -> IoFuture<Answer> {
-        let fate = self.0.get().map_or(Fate::Lost, |wire| wire.hub.fate_of(&request));
-        self.call(fate, move |target| target.ask(request))
+        let Some(wire) = self.0.get() else { return IoFuture::ready(Err(IoError::Unreachable)) };
+        let (hub, to) = (wire.hub.clone(), wire.to);
+        let fate = hub.fate_of(&request);
+        self.call(fate, move |target| {
+            hub.tell(to, &request, Stage::Begins);
+            let answer = target.ask(request.clone());
+            IoFuture::later(async move {
+                let answer = answer.await;
+                let done = matches!(answer, Ok(Ok(_)));
+                hub.tell(to, &request, if done { Stage::Done } else { Stage::Refused });
+                answer
+            })
+        })
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
