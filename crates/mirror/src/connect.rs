@@ -166,6 +166,15 @@ impl Inner {
     /// Gives a peer a place of its own in the superblock, durably. Two that are met for the first
     /// time at once find the same place free: who comes second looks again.
     pub(crate) async fn remember(&self, peer: Uuid) -> Result<(), IoError> {
+        self.update_with(peer, |_, _| {}).await
+    }
+
+    /// The same, with a change of the superblock in the same write, which is told the place.
+    pub(crate) async fn update_with(
+        &self,
+        peer: Uuid,
+        change: impl Fn(&mut Superblock, usize) + Copy + 'static,
+    ) -> Result<(), IoError> {
         loop {
             let before = self.local.superblock().peers;
             let slot = self.slot_of(peer);
@@ -174,6 +183,7 @@ impl Inner {
                 let unchanged = *place == before[slot].replica;
                 if unchanged {
                     *place = peer;
+                    change(superblock, slot);
                 }
                 unchanged
             };

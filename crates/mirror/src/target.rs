@@ -215,11 +215,9 @@ impl TargetSession {
         // From here on no earlier session begins a call; those in hand end first.
         inner.end_attachment().await;
         inner.admissible(&attach)?;
-        let slot = inner.slot_of(attach.source);
-        let admit = move |superblock: &mut Superblock| {
+        let admit = move |superblock: &mut Superblock, slot: usize| {
             (superblock.role, superblock.heir) = (Role::Target, None);
             superblock.epoch = superblock.epoch.max(attach.epoch);
-            superblock.peers[slot].replica = attach.source;
             if attach.in_sync {
                 let mut lineage = superblock.lineage(slot);
                 lineage.settle();
@@ -227,7 +225,8 @@ impl TargetSession {
                 (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
             }
         };
-        inner.local.update(admit).await.map_err(|_| Refusal::Failed)?;
+        // A link of ours may be about to remember another peer.
+        inner.update_with(attach.source, admit).await.map_err(|_| Refusal::Failed)?;
         *lock(&self.gate) = Gate::default();
         let attached = Attached { session: self.number, source: attach.source };
         inner.change(|state| {
@@ -529,3 +528,7 @@ impl Inner {
 pub(crate) fn sum(part: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, part)
 }
+
+#[cfg(test)]
+#[path = "target_tests.rs"]
+mod tests;
