@@ -211,7 +211,8 @@ fn a_diskspd_command_line() {
     let profile = parse(&words).expect("it is right").profile;
     let found = translate(&profile, "0").expect("fio can do it");
     let run = fio.measure(&found.job, &found.target, &never, &mut || {}).expect("it is measured");
-    let system = System { computer: "test".to_owned(), started_unix_s: 0.0, cpus: 1, ..System::default() };
+    let system =
+        System { computer: "test".to_owned(), started_unix_s: 0.0, cpus: 1, ..System::default() };
     let report = Report::new(&profile, system, &run, &[FILE_BYTES]).expect("two threads");
 
     let text = report.text();

@@ -108,6 +108,10 @@ pub const API_BATCH: usize = 8;
 /// Differences of a verify that the API lists, of those that are kept: 40 bytes each as JSON.
 pub const API_DIFFERENCES: usize = 256;
 
+/// An order to grow is answered after so long at most, though what is new is being zeroed still: well
+/// within what a client waits for an answer.
+pub const GROW_PATIENCE: Duration = Duration::from_secs(10);
+
 /// A failover waits for the source to be found dead for the link's time-out, and so long: what a
 /// busy machine may be late with it.
 pub const LOSS_GRACE: Duration = Duration::from_millis(500);

@@ -86,7 +86,7 @@ pub(crate) async fn run(inner: Arc<Inner>, leg: usize) {
 }
 
 /// Closes a session that is given up, however that comes.
-struct Closing(SharedSession);
+pub(crate) struct Closing(pub(crate) SharedSession);
 
 impl Drop for Closing {
     fn drop(&mut self) {

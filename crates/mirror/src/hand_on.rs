@@ -104,7 +104,8 @@ impl Mirror {
 }
 
 impl HandOn {
-    /// Changes the size of the replica, and opens it. A replica that cannot be changed is opened as
+    /// Changes the size of the replica, and opens it. What was zeroed for it ([`Mirror::clear_room`])
+    /// is no difference. A replica that cannot be changed is opened as
     /// it is: the error comes second.
     ///
     /// # Errors
@@ -121,7 +122,8 @@ impl HandOn {
                 minting.apply(superblock);
             }
         };
-        let resized = Replica::resize(device, log.clone(), usable_bytes, change).await;
+        let cleared = self.inner.local.cleared_bytes();
+        let resized = Replica::resize(device, log.clone(), usable_bytes, cleared, change).await;
         let replica = Replica::open(device.clone(), log).await?;
         Ok((replica, resized.err()))
     }

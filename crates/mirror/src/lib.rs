@@ -7,6 +7,7 @@
 
 mod area;
 pub mod bitmap;
+mod clear;
 pub mod command;
 mod connect;
 mod counter;
@@ -38,6 +39,7 @@ pub mod replica;
 mod resize;
 mod resync;
 mod roles;
+mod room;
 pub mod shape;
 mod split;
 pub mod state;

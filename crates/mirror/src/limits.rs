@@ -74,6 +74,12 @@ pub const COPY_BYTES: u64 = 256 << 10;
 pub const COPIES_PER_FLUSH: usize = 32;
 /// Copies in flight at a time: 16 × 256 KiB keep a link of 1 GB/s and 4 ms busy. 4 MiB of memory.
 pub const COPIES: usize = 16;
+/// What is zeroed at a time before the volume grows over it, in bytes: one call at a time, so that hosts
+/// and resyncs hardly feel it.
+pub const CLEAR_BYTES: u64 = 1 << 20;
+/// A source asks its peers so often whether they have zeroed theirs, in milliseconds.
+pub const CLEAR_LOOK_MS: u64 = 200;
+
 /// Longest range of one question for checksums, in bytes.
 pub const CHECK_BYTES: u64 = 1 << 20;
 

@@ -134,6 +134,10 @@ pub(crate) struct State {
     pub(crate) successor: Option<Mirror>,
     /// A source wants the replica to have this size.
     pub(crate) wanted_bytes: Option<u64>,
+    /// What the volume is to grow over is being zeroed for a source.
+    pub(crate) clearing: bool,
+    /// It was, in vain, and the source has not heard of it.
+    pub(crate) clear_failed: bool,
     /// Changes so far.
     pub(crate) changes: u64,
     wakers: Vec<Waker>,
@@ -269,6 +273,8 @@ impl Mirror {
             moving: false,
             successor: None,
             wanted_bytes: None,
+            clearing: false,
+            clear_failed: false,
             changes: 0,
             wakers: Vec::new(),
         };

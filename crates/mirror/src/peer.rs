@@ -176,6 +176,12 @@ pub enum Request {
         /// Your generation as the operator saw it: if it is another now, refuse.
         expected: Generation,
     },
+    /// The volume is about to grow: zero what it would have more with so many bytes. Needs no
+    /// attachment. Answered with [`Refusal::NotNow`] until it is, durably.
+    ClearRoom {
+        /// A multiple of 4,096.
+        usable_bytes: u64,
+    },
     /// Checksums of parts of your leg. Answered with [`Reply::Checksums`].
     Checksums {
         /// Beginning, in bytes.

@@ -34,7 +34,8 @@ use crate::options::Intent;
 use crate::part::Part;
 pub use crate::recover::Lost;
 use crate::recover::{NoLog, Recovered, make, recover};
-use crate::resize::follow_device;
+use crate::resize::{Sizes, follow_device};
+use crate::room::Room;
 use crate::shape::{Layout, Shape, follow, layout};
 use crate::state::Wish;
 use crate::turn::{Turn, Turns};
@@ -85,6 +86,7 @@ struct Inner {
     lost: Option<Lost>,
     turns: Arc<Turns>,
     state: Mutex<State>,
+    room: Arc<Room>,
     /// What its log has room for, when that is fixed.
     log_room_bytes: AtomicU64,
 }
@@ -266,13 +268,14 @@ impl Replica {
         let log = Log::new(area, data.clone(), start);
         let state = Mutex::new(State { superblock, header_sequence, retired: false });
         let (turns, log_room_bytes) = (Arc::default(), AtomicU64::new(u64::MAX));
-        let inner = Inner { device, data, layout, log, lost, turns, state, log_room_bytes };
+        let room = Room::new(device.clone(), layout, size_bytes);
+        let inner = Inner { device, data, layout, log, lost, turns, state, room, log_room_bytes };
         Ok(Replica(Arc::new(inner)))
     }
 
     /// Gives a replica that is not open, or is retired, another size: hosts' data below the smaller
-    /// of the two stays, and what is new may differ from the peers'. `change` is made in the same
-    /// write of the superblock. The same size again changes nothing.
+    /// of the two stays, and what is new beyond `cleared_bytes` may differ from the peers'. `change`
+    /// is made in the same write of the superblock. The same size again changes nothing.
     ///
     /// # Errors
     /// See [`ReplicaError`]. It has the old size still, unless that was the last write, of which
@@ -281,10 +284,29 @@ impl Replica {
         device: &SharedDevice,
         log: Option<SharedDevice>,
         usable_bytes: u64,
+        cleared_bytes: u64,
         change: impl FnOnce(&mut Superblock),
     ) -> Result<(), ReplicaError> {
         let opened = find(device, log.clone()).await?;
-        crate::resize::resize(device, log, opened, usable_bytes, change).await
+        let sizes = Sizes { usable_bytes, cleared_bytes };
+        crate::resize::resize(device, log, opened, sizes, change).await
+    }
+
+    /// Zeroes what a volume of so many bytes would have more than this one, durably.
+    ///
+    /// # Errors
+    /// Of the device; [`IoError::OutOfRange`] when there is no room for so much, and
+    /// [`IoError::Unreachable`] when the replica is retired.
+    pub(crate) async fn clear_room(&self, usable_bytes: u64) -> Result<(), IoError> {
+        if usable_bytes > self.room_bytes() {
+            return Err(IoError::OutOfRange);
+        }
+        self.0.room.clear(usable_bytes).await
+    }
+
+    /// The size up to which the volume could grow into zeroes, in bytes.
+    pub(crate) fn cleared_bytes(&self) -> u64 {
+        self.0.room.cleared_bytes()
     }
 
     /// Writes nothing any more, from when this returns: another may open its disks. It is not in
@@ -294,6 +316,7 @@ impl Replica {
         let _turn = self.0.turns.take().await;
         self.0.log.retire();
         self.0.lock().retired = true;
+        self.0.room.end().await;
     }
 
     /// The largest size that the volume could have here, in bytes: what the device, which is asked

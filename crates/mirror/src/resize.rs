@@ -8,7 +8,8 @@
 //!   data, its size and what the log says of it stay as they are, so no peer needs to know;
 //! - *resizing*: the volume takes another size within what there is room for. All pages of the
 //!   bitmap are written with what is new set, then a header for the larger volume, then the
-//!   superblock. What is new may differ from the peers', whatever is there.
+//!   superblock. What is new may differ from the peers', whatever is there, unless it was zeroed
+//!   before ([`crate::room`]): then it is equal where they have zeroed theirs.
 //!
 //! `docs/mirror-format.md` says what is written in which order.
 
@@ -106,17 +107,26 @@ async fn copy(device: &SharedDevice, from: u64, to: u64, len: u64) -> Result<(),
     device.flush().await
 }
 
+/// A replica is to have another size, in bytes.
+pub(crate) struct Sizes {
+    /// That of the volume.
+    pub(crate) usable_bytes: u64,
+    /// From the end of the volume as it was to here everything is zero.
+    pub(crate) cleared_bytes: u64,
+}
+
 /// Gives a replica that was found and is not open another size; `change` is made in the same write
 /// of the superblock.
 pub(crate) async fn resize(
     device: &SharedDevice,
     log: Option<SharedDevice>,
     opened: Opened,
-    usable_bytes: u64,
+    sizes: Sizes,
     change: impl FnOnce(&mut Superblock),
 ) -> Result<(), ReplicaError> {
     let Opened { layout, mut superblock, recovered, .. } = opened;
     let old = superblock.shape;
+    let Sizes { usable_bytes, cleared_bytes } = sizes;
     if usable_bytes == old.usable_bytes {
         return Ok(());
     }
@@ -137,8 +147,11 @@ pub(crate) async fn resize(
     for index in 0..start.bits.words() {
         bits.merge(index, start.bits.word(index));
     }
-    // The last bit may stand for old bytes and new ones.
-    bits.set(old.usable_bytes / u64::from(shape.bit_bytes)..shape.bits());
+    let known = old.usable_bytes.max(cleared_bytes);
+    if known < usable_bytes {
+        // The first of these bits may stand for known bytes and others.
+        bits.set(known / u64::from(shape.bit_bytes)..shape.bits());
+    }
     device.flush().await?;
     let mut first = 0;
     while first < shape.pages() {

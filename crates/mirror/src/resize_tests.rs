@@ -8,6 +8,7 @@ use flagstone_blockdev::{FileDevice, FileOptions, IoError, SharedDevice};
 use flagstone_runtime::sim::{Config, DiskConfig, NodeId, Simulation};
 use flagstone_runtime::{buf, time};
 
+use crate::format::superblock::Superblock;
 use crate::id::{Generation, Uuid};
 use crate::limits::HOT_MIN;
 use crate::locate::locate;
@@ -88,7 +89,8 @@ fn crash(sim: &Simulation, node: NodeId, separate: bool) {
 async fn grow(separate: bool) -> Result<Generation, ReplicaError> {
     let (data, log) = devices(separate);
     let minted = Generation(77);
-    Replica::resize(&data, log, usable(NEW), move |superblock| superblock.current = minted).await?;
+    let minting = move |superblock: &mut Superblock| superblock.current = minted;
+    Replica::resize(&data, log, usable(NEW), 0, minting).await?;
     Ok(minted)
 }
 
@@ -250,9 +252,9 @@ fn what_has_no_room_changes_nothing() {
         // 64 KiB of log, of which records take some, are not enough for a page each 252 MiB.
         let fits = crate::shape::usable_with_log(64 << 10, &shape());
         assert!(log_layout(&Shape { usable_bytes: 1 << 40, ..shape() }).total_bytes > 64 << 10);
-        let too_large = Replica::resize(&data, log.clone(), 2 << 30, |_| {}).await;
+        let too_large = Replica::resize(&data, log.clone(), 2 << 30, 0, |_| {}).await;
         assert_eq!(too_large, Err(ReplicaError::DataTooSmall));
-        let odd = Replica::resize(&data, log.clone(), BLOCK + 1, |_| {}).await;
+        let odd = Replica::resize(&data, log.clone(), BLOCK + 1, 0, |_| {}).await;
         assert!(matches!(odd, Err(ReplicaError::Shape(_))));
         let replica = Replica::open(data.clone(), log).await.expect("it opens");
         assert_eq!(replica.superblock().shape, before.shape);
@@ -267,7 +269,7 @@ fn a_log_device_that_is_too_small_is_refused() {
     sim.grow_disk(node, DATA, 8 << 30);
     on(&sim, node, async {
         let (data, log) = devices(true);
-        let refused = Replica::resize(&data, log.clone(), 4 << 30, |_| {}).await;
+        let refused = Replica::resize(&data, log.clone(), 4 << 30, 0, |_| {}).await;
         assert_eq!(refused, Err(ReplicaError::LogTooSmall));
         let replica = Replica::open(data, log).await.expect("it opens");
         assert_eq!(replica.superblock().shape.usable_bytes, usable(1 << 30));
@@ -280,7 +282,7 @@ fn a_target_follows_its_source_down_and_up() {
     on(&sim, node, async {
         let smaller = 40 * BLOCK;
         for size in [smaller, usable(NEW), smaller, smaller] {
-            Replica::resize(&device(DATA), None, size, |_| {}).await.expect("a sound disk");
+            Replica::resize(&device(DATA), None, size, 0, |_| {}).await.expect("a sound disk");
             let replica = Replica::open(device(DATA), None).await.expect("it opens");
             assert_eq!(replica.superblock().shape.usable_bytes, size);
             assert_eq!(replica.lost(), None);

@@ -183,6 +183,7 @@ impl TargetSession {
             Request::Attach(attach) => return self.attach(attach).await,
             Request::Surrender { base, expected } => return inner.surrender(base, expected).await,
             Request::HandOver => return inner.hand_over().await,
+            Request::ClearRoom { usable_bytes } => return inner.clear_room(usable_bytes),
             _ => {}
         }
         // All others come from the source that is attached.

@@ -41,6 +41,7 @@ pub(crate) fn to_wire(request: &Request) -> Option<wire::Request> {
         }
         Request::Promote { epoch } => wire::Request::Promote { epoch },
         Request::HandOver => wire::Request::HandOver,
+        Request::ClearRoom { usable_bytes } => wire::Request::ClearRoom { usable_bytes },
         Request::Surrender { base, expected } => {
             wire::Request::Surrender { base: base.0, expected: expected.0 }
         }
@@ -87,6 +88,7 @@ pub(crate) fn from_wire(request: wire::Request) -> Request {
         }
         wire::Request::Promote { epoch } => Request::Promote { epoch },
         wire::Request::HandOver => Request::HandOver,
+        wire::Request::ClearRoom { usable_bytes } => Request::ClearRoom { usable_bytes },
         wire::Request::Surrender { base, expected } => {
             Request::Surrender { base: Generation(base), expected: Generation(expected) }
         }

@@ -176,9 +176,13 @@ async fn grow(
     let (from, to) = (format_size(grown.from_bytes), format_size(grown.to_bytes));
     let changed = grown.to_bytes > grown.from_bytes;
     let said = match changed {
+        true if grown.goes_on => format!(
+            "the volume is growing from {from} to {to}: what is new is being zeroed on all nodes, \
+             which goes on; hosts are told when that has ended (see `flagstone mirror status`)"
+        ),
         true => format!(
-            "the volume grows from {from} to {to}: hosts are told, and what is new is copied to the \
-             peers"
+            "the volume grows from {from} to {to}: what is new is zeroed on all nodes, then hosts are \
+             told"
         ),
         false if size_bytes.is_some() => format!("the volume has {to} already"),
         false => format!(

@@ -1,9 +1,11 @@
 //! Growing a mirrored volume while it is served: what `flagstone mirror grow` does at the source, and
 //! what a target does when it meets a source of another size.
 //!
-//! The source looks what room there is on all sides, then gives its replica another size between two
-//! mirrors ([`HandOn`]): calls of hosts wait for that moment. It meets its targets anew, asks them to
-//! have its size, and copies what is new.
+//! The source looks what room there is on all sides, and has what is new zeroed on all of them while
+//! the volume is as it was: whatever that takes, each target that is in sync can take over. Then it
+//! gives its replica another size between two mirrors ([`HandOn`]): calls
+//! of hosts wait for that moment. It meets its targets anew, asks them to have its size, and copies
+//! what hosts wrote meanwhile; what is new only where a node does not know any more that it is zero.
 
 use std::rc::{Rc, Weak};
 
@@ -12,11 +14,12 @@ use flagstone_mirror::format::superblock::Role;
 use flagstone_mirror::peer::identify;
 use flagstone_mirror::shape::{Shape, log_layout, usable_with_log};
 use flagstone_mirror::{HandOn, Mirror};
-use flagstone_runtime::spawn;
+use flagstone_runtime::{spawn, time};
 
 use super::make::failed;
 use super::{CreateError, Mirrored};
 use crate::device_spec::DeviceSpec;
+use crate::limits::GROW_PATIENCE;
 use crate::units::format_size;
 
 /// The unit of sizes of replicas, in bytes.
@@ -31,6 +34,8 @@ pub(crate) struct Grown {
     pub to_bytes: u64,
     /// Who has no room for more.
     pub smallest: String,
+    /// What is new is being zeroed still: the volume grows when that has ended.
+    pub goes_on: bool,
 }
 
 /// Says that the mirror is being replaced, until dropped.
@@ -39,6 +44,15 @@ struct Growing<'a>(&'a Mirrored);
 impl Drop for Growing<'_> {
     fn drop(&mut self) {
         self.0.growing.set(false);
+    }
+}
+
+/// Says to which size the volume is growing, from before what is new is zeroed, until dropped.
+struct GrowingTo(Rc<Mirrored>);
+
+impl Drop for GrowingTo {
+    fn drop(&mut self) {
+        self.0.growing_to.set(None);
     }
 }
 
@@ -67,6 +81,13 @@ impl Mirrored {
         if status.local_failed {
             return refused(format!("the device of `{name}` on {} has failed", self.node));
         }
+        if let Some(bytes) = self.growing_to.get() {
+            return refused(format!(
+                "`{name}` is growing to {} already: what is new is zeroed on all its nodes first, \
+                 which takes as long as reading it",
+                format_size(bytes)
+            ));
+        }
         let (room_bytes, smallest) = self.room(&mirror).await?;
         let from_bytes = mirror.usable_bytes();
         let to_bytes = wanted.unwrap_or(room_bytes);
@@ -86,10 +107,54 @@ impl Mirrored {
                 format_size(room_bytes)
             ));
         }
+        let mut goes_on = false;
         if to_bytes > from_bytes && !dry_run {
-            self.resize(&mirror, to_bytes).await.map_err(failed)?;
+            goes_on = self.begin_growing(mirror, to_bytes).await.map_err(failed)?;
         }
-        Ok(Grown { from_bytes, to_bytes, smallest })
+        Ok(Grown { from_bytes, to_bytes, smallest, goes_on })
+    }
+
+    /// Has the volume grow, and waits for it for a while: true when it goes on after that.
+    async fn begin_growing(self: &Rc<Self>, mirror: Mirror, bytes: u64) -> Result<bool, String> {
+        if self.growing_to.get().is_some() {
+            return Err("the volume grows already".to_owned());
+        }
+        self.growing_to.set(Some(bytes));
+        let growing = GrowingTo(self.clone());
+        let grows = spawn(async move {
+            let GrowingTo(this) = &growing;
+            let grown = this.clear_and_resize(&mirror, bytes).await;
+            if let Err(error) = &grown {
+                tracing::error!(volume = this.name, "the volume does not grow: {error}");
+            }
+            grown
+        });
+        match time::timeout(GROW_PATIENCE, grows).await {
+            Ok(ended) => {
+                ended.unwrap_or_else(|_| Err("the server is about to end".to_owned()))?;
+                Ok(false)
+            }
+            Err(_) => Ok(true),
+        }
+    }
+
+    /// Has what is new zeroed on all nodes, and then the volume grow over it.
+    async fn clear_and_resize(self: &Rc<Self>, mirror: &Mirror, bytes: u64) -> Result<(), String> {
+        mirror.clear_room(bytes).await.map_err(|error| {
+            format!(
+                "what is new cannot be zeroed on all nodes ({error}): the volume has the size that it \
+                 had; ask again when they can all be reached and their devices are sound"
+            )
+        })?;
+        // It may have taken hours.
+        if mirror.is_closed() || !mirror.is_active() || mirror.usable_bytes() > bytes {
+            return Err(format!(
+                "{} has not served the volume as it was until what is new was zeroed: ask again, on \
+                 the node that serves it",
+                self.node
+            ));
+        }
+        self.resize(mirror, bytes).await
     }
 
     /// What all replicas have room for, and which node sets that bound.

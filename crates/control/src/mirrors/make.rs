@@ -221,7 +221,8 @@ impl Mirrored {
         self.watch.borrow_mut().take();
         self.set_access(false);
         mirror.stop().await.map_err(failed)?;
-        mirror.close();
+        // What it has in hand ends before its disks are another's.
+        mirror.give_up().await;
         let target = self.target.borrow().clone();
         if let Some(target) = target {
             target.remove_subsystem(&self.replica_nqn).map_err(failed)?;

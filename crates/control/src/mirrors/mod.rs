@@ -92,6 +92,8 @@ pub(crate) struct Mirrored {
     watch: RefCell<Option<AbortOnDrop<()>>>,
     /// The mirror is being replaced by one of another size.
     growing: Cell<bool>,
+    /// The size to which it is to grow, from when what is new is zeroed.
+    growing_to: Cell<Option<u64>>,
     /// One at a time makes the replica, or forgets it.
     making: Rc<Semaphore>,
 }
@@ -152,6 +154,7 @@ impl Mirrored {
             caps: RefCell::default(),
             watch: RefCell::default(),
             growing: Cell::default(),
+            growing_to: Cell::default(),
             making: Semaphore::new(1),
         })
     }

@@ -36,8 +36,8 @@ impl Mirrored {
         let text = |problem: &str| problem.to_owned();
         let target =
             self.target.borrow().clone().ok_or_else(|| text("the server is not up yet"))?;
-        // It is gone already where the mirror that ended came so far.
-        let _ = target.remove_subsystem(&self.replica_nqn);
+        // What it has in hand ends before its disks are another's.
+        self.give_mirror_up().await;
         let found = self.open().await?;
         self.run(found.ok_or_else(|| text("no replica is found on it any more"))?).await?;
         // The device failed before its size was changed, or after it.

@@ -1,6 +1,7 @@
 //! Two nodes in one process: their configurations differ in their roles alone.
 
 use std::cell::Cell;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use flagstone_blockdev::{Fault, FaultConfig, FaultControl, MemoryDevice};
@@ -22,20 +23,14 @@ struct Node {
 
 impl Node {
     async fn start(name: &str, peer: &str, listener: Listener, peer_port: u16) -> Node {
-        Node::of_size(name, peer, listener, peer_port, "64MiB").await
+        Node::on(name, peer, listener, peer_port, "memory:64MiB").await
     }
 
-    async fn of_size(
-        name: &str,
-        peer: &str,
-        listener: Listener,
-        peer_port: u16,
-        size: &str,
-    ) -> Node {
+    async fn on(name: &str, peer: &str, listener: Listener, peer_port: u16, device: &str) -> Node {
         let text = format!(
             "[server]\nnode = \"{name}\"\n[peer.{peer}]\naddress = \"127.0.0.1:{peer_port}\"\n\
              [volume.db]\nmirror = {{ peer = \"{peer}\", bitmap = \"memory:1MiB\" }}\n\
-             device = \"memory:{size}\"\n"
+             device = {device:?}\n"
         );
         let config = Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"));
         let opened = open_stack(&config, 0, &[], None).await.unwrap();
@@ -84,6 +79,10 @@ async fn eventually(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 async fn two_nodes() -> [Node; 2] {
+    two_nodes_on(["memory:64MiB"; 2]).await
+}
+
+async fn two_nodes_on(devices: [&str; 2]) -> [Node; 2] {
     let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
     let (a, b) = (listener(), listener());
     let port = |listener: &Listener| match listener.address() {
@@ -92,8 +91,8 @@ async fn two_nodes() -> [Node; 2] {
     };
     let (port_a, port_b) = (port(&a), port(&b));
     [
-        Node::start("node-a", "node-b", a, port_b).await,
-        Node::start("node-b", "node-a", b, port_a).await,
+        Node::on("node-a", "node-b", a, port_b, devices[0]).await,
+        Node::on("node-b", "node-a", b, port_a, devices[1]).await,
     ]
 }
 
@@ -395,6 +394,52 @@ fn a_mirror_that_does_not_start_is_started_anew() {
     .unwrap();
 }
 
+/// What is new is zeroed on both nodes before the volume grows, so that nothing of it is copied, and
+/// the target is whole at once: the source dies, and it serves.
+#[test]
+fn a_volume_grows_into_zeroes_and_its_target_takes_over() {
+    const NEW: u64 = 256 << 20;
+    block_on(async {
+        let files = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
+        files.iter().for_each(|file| file.as_file().set_len(64 << 20).unwrap());
+        let paths = files.each_ref().map(|file| file.path().to_str().unwrap());
+        let nodes = two_nodes_on(paths).await;
+        nodes[0].mirrored.create(CreateRole::Source, false, false).await.unwrap();
+        nodes[1].mirrored.create(CreateRole::Target, false, false).await.unwrap();
+        eventually("in sync", || nodes[0].state() == MirrorState::Mirroring).await;
+        let hosts = nodes.each_ref().map(|node| node.mirrored.device());
+        write(&hosts[0], 8192, 7).await.unwrap();
+        let before = hosts[0].geometry().size_bytes;
+        for (file, rest) in files.iter().zip([0xaa, 0xbb]) {
+            file.as_file().set_len(NEW).unwrap();
+            file.as_file().write_all_at(&vec![rest; 1 << 20], 100 << 20).unwrap();
+        }
+
+        let grown = nodes[0].mirrored.grow(None, false).await.unwrap();
+        assert_eq!((grown.from_bytes, grown.goes_on), (before, false));
+        assert!(grown.to_bytes > 240 << 20, "{grown:?}");
+        eventually("in sync", || nodes[0].state() == MirrorState::Mirroring).await;
+        let sizes = nodes.each_ref().map(|node| node.mirrored.mirror().unwrap().usable_bytes());
+        assert_eq!(sizes, [grown.to_bytes; 2]);
+        let status = nodes[0].mirrored.mirror().unwrap().status().peers[0];
+        // Bits that the first resync has cleared need not have reached the log's device yet.
+        assert!(status.resync_total_bytes <= 64 << 20, "{status:?}");
+        assert_eq!(read(&hosts[0], 100 << 20).await, Some(0));
+        write(&hosts[0], 110 << 20, 9).await.unwrap();
+
+        // It is gone as one whose process has died: nothing of it goes on.
+        nodes[0].mirrored.mirror().unwrap().close();
+        eventually("its death is noticed", || !nodes[1].mirrored.mirror().unwrap().has_source())
+            .await;
+        nodes[1].mirrored.mirror().unwrap().failover().await.unwrap();
+        for (offset, byte) in [(8192, 7), (100 << 20, 0), (110 << 20, 9)] {
+            assert_eq!(read(&hosts[1], offset).await, Some(byte), "at {offset}");
+        }
+        nodes[1].mirrored.end().await;
+    })
+    .unwrap();
+}
+
 /// Hosts would see another size by each path.
 #[test]
 fn a_target_of_another_size_is_refused() {
@@ -404,8 +449,8 @@ fn a_target_of_another_size_is_refused() {
         let Address::Tcp(tcp) = a.address().clone() else { unreachable!("bound to TCP") };
         let source = Node::start("node-a", "node-b", a, 1).await;
         source.mirrored.create(CreateRole::Source, false, false).await.unwrap();
-        for (size, said) in [("65MiB", "one size"), ("63MiB", "larger one")] {
-            let target = Node::of_size("node-b", "node-a", listener(), tcp.port(), size).await;
+        for (size, said) in [("memory:65MiB", "one size"), ("memory:63MiB", "larger one")] {
+            let target = Node::on("node-b", "node-a", listener(), tcp.port(), size).await;
             let refused = target.mirrored.create(CreateRole::Target, false, false).await;
             assert!(
                 matches!(&refused, Err(CreateError::Refused(text)) if text.contains(said)),

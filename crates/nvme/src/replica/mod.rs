@@ -70,11 +70,13 @@ pub mod admin {
     pub const GO_ALONE: AdminOpcode = AdminOpcode(0xd0);
     /// Replica Surrender.
     pub const SURRENDER: AdminOpcode = AdminOpcode(0xd4);
+    /// Replica Clear Room.
+    pub const CLEAR_ROOM: AdminOpcode = AdminOpcode(0xd8);
 
     /// All of them, ascending.
-    pub const ALL: [AdminOpcode; 10] = [
+    pub const ALL: [AdminOpcode; 11] = [
         ATTACH, IDENTIFY, SET_STATE, ANCESTORS, BITMAP, PROMOTE, CHECKSUM, HAND_OVER, GO_ALONE,
-        SURRENDER,
+        SURRENDER, CLEAR_ROOM,
     ];
 }
 
@@ -109,6 +111,7 @@ mod tests {
             ControllerToHost,
             None,
             ControllerToHost,
+            None,
             None,
             None,
             None,

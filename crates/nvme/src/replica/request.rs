@@ -179,6 +179,11 @@ pub enum Request {
     },
     /// You serve: let me have it.
     HandOver,
+    /// The volume is about to grow: zero what is new.
+    ClearRoom {
+        /// Its size then, in bytes: not 0, a multiple of 4,096.
+        usable_bytes: u64,
+    },
     /// Go on without my leg.
     GoAlone {
         /// UUID of the replica that was lost.
@@ -194,6 +199,9 @@ pub enum Request {
         expected: u64,
     },
 }
+
+/// Sizes of volumes are multiples of this, in bytes.
+const SIZE_UNIT_BYTES: u64 = 4096;
 
 /// Invalid Field in Command, which no repetition mends.
 const INVALID: Status = Status::INVALID_FIELD.dnr();
@@ -211,6 +219,7 @@ impl Request {
             Request::SetState { .. } => admin::SET_STATE,
             Request::Promote { .. } => admin::PROMOTE,
             Request::HandOver => admin::HAND_OVER,
+            Request::ClearRoom { .. } => admin::CLEAR_ROOM,
             Request::GoAlone { .. } => admin::GO_ALONE,
             Request::Surrender { .. } => admin::SURRENDER,
         }
@@ -256,7 +265,9 @@ impl Request {
             Request::Identify { asker } => set(0, &asker),
             Request::Attach(attach) => data = Some(Sent::Attach(attach)),
             Request::Ancestors(ancestors) => data = Some(Sent::Ancestors(ancestors)),
-            Request::Bitmap { page: number } | Request::Promote { epoch: number } => {
+            Request::Bitmap { page: number }
+            | Request::Promote { epoch: number }
+            | Request::ClearRoom { usable_bytes: number } => {
                 set(0, &number.to_le_bytes());
             }
             Request::Checksum { offset, len, unit_bytes } => {
@@ -309,6 +320,7 @@ impl Request {
             admin::SET_STATE => (fields.set_state()?, 16),
             admin::PROMOTE => (Request::Promote { epoch: fields.u64(0) }, 8),
             admin::HAND_OVER => (Request::HandOver, 0),
+            admin::CLEAR_ROOM => (fields.clear_room()?, 8),
             admin::GO_ALONE => {
                 let (lost, generation) = (fields.uuid(0), fields.u64(16));
                 if lost == [0; 16] || generation == 0 {
@@ -364,6 +376,12 @@ impl Fields<'_> {
         Ok(Request::Checksum { offset, len, unit_bytes })
     }
 
+    fn clear_room(&self) -> Result<Request, Status> {
+        let usable_bytes = self.u64(0);
+        let whole = usable_bytes > 0 && usable_bytes.is_multiple_of(SIZE_UNIT_BYTES);
+        if whole { Ok(Request::ClearRoom { usable_bytes }) } else { Err(INVALID) }
+    }
+
     fn set_state(&self) -> Result<Request, Status> {
         let state = State::of(self.u32(0)).ok_or(INVALID)?;
         let generation = self.u64(8);
@@ -400,6 +418,7 @@ mod tests {
             (state, 1u64..).prop_map(|(state, generation)| Request::SetState { state, generation }),
             any::<u64>().prop_map(|epoch| Request::Promote { epoch }),
             Just(Request::HandOver),
+            (1u64..1 << 40).prop_map(|pages| Request::ClearRoom { usable_bytes: pages * 4096 }),
             (uuid(), 1u64..).prop_map(|(lost, generation)| Request::GoAlone { lost, generation }),
             any::<(u64, u64)>().prop_map(|(base, expected)| Request::Surrender { base, expected }),
         ]
@@ -421,6 +440,8 @@ mod tests {
         expected[16..32].fill(2);
         (expected[32], expected[40], expected[48], expected[56]) = (3, 4, 1, 5);
         assert_eq!(attach.bytes(), expected);
+        let clear = Request::ClearRoom { usable_bytes: (1 << 33) + 4096 }.command(1, 1).0;
+        assert_eq!((clear.opcode, clear.cdw10.get(), clear.cdw11.get()), (0xd8, 4096, 2));
         let check = Request::Checksum { offset: 1 << 33, len: 8192, unit_bytes: 4096 };
         let command = check.command(1, 1).0;
         assert_eq!((command.cdw10.get(), command.cdw11.get()), (0, 2));
@@ -439,6 +460,8 @@ mod tests {
             Request::Checksum { offset: 0, len: 4096, unit_bytes: 512 },
             Request::Checksum { offset: 0, len: 2 << 20, unit_bytes: 4096 },
             Request::SetState { state: State::EndResync, generation: 0 },
+            Request::ClearRoom { usable_bytes: 0 },
+            Request::ClearRoom { usable_bytes: (1 << 33) + 512 },
             Request::GoAlone { lost: [0; 16], generation: 1 },
             Request::GoAlone { lost: [1; 16], generation: 0 },
             Request::Attach(Attach::new([0; 16], [1; 16], 1, 1, false)),

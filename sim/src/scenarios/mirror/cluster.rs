@@ -298,6 +298,8 @@ impl Cluster {
         };
         self.reconcile();
         let node = self.nodes[index];
+        // Else it is as where a node has forgotten what it zeroed.
+        let clears = self.sim.chance(0.7);
         let mut peer = PeerOptions::new(self.hub.peer(node, self.nodes[1 - index]));
         (peer.mode, peer.ack, peer.when_lost) =
             (self.kind.mode, self.kind.ack, self.kind.when_lost);
@@ -305,6 +307,9 @@ impl Cluster {
             Resizing { world: self.world.clone(), hub: self.hub.clone(), node, index, peer };
         self.sim.spawn_on(node, async move {
             let bytes = mirror.room_bytes().min(other.room_bytes());
+            if clears && mirror.clear_room(bytes).await.is_err() {
+                return;
+            }
             if mirror.is_active() && bytes > mirror.usable_bytes() {
                 resizing.resize(&mirror, bytes).await;
             }

@@ -7,6 +7,8 @@
 #[cfg(test)]
 mod broken;
 mod cluster;
+#[cfg(test)]
+mod growth;
 mod link;
 #[cfg(test)]
 mod others;

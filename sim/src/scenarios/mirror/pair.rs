@@ -3,11 +3,12 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError};
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError, SharedDevice};
 use flagstone_mirror::format::newest;
 use flagstone_mirror::format::superblock::Superblock;
 use flagstone_mirror::id::Uuid;
@@ -15,8 +16,8 @@ use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::{MirrorState, PeerStatus};
 use flagstone_mirror::{Mirror, PeerOptions};
-use flagstone_runtime::buf;
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
+use flagstone_runtime::{buf, spawn_detached};
 
 use super::link::{Hub, HubHandle};
 
@@ -40,6 +41,8 @@ pub(super) struct Group<const N: usize> {
     pub(super) nodes: [NodeId; N],
     hub: HubHandle,
     mirrors: Rc<RefCell<[Option<Arc<Mirror>>; N]>>,
+    /// What the replicas are on, of nodes that are up.
+    devices: Rc<RefCell<[Option<SharedDevice>; N]>>,
     options: fn(&mut PeerOptions),
     device_bytes: u64,
 }
@@ -78,7 +81,8 @@ impl<const N: usize> Group<N> {
             sim.block_on(made).expect("nobody ends it");
         }
         let mirrors = Rc::new(RefCell::new(std::array::from_fn(|_| None)));
-        Group { sim, nodes, hub, mirrors, options, device_bytes }
+        let devices = Rc::new(RefCell::new(std::array::from_fn(|_| None)));
+        Group { sim, nodes, hub, mirrors, devices, options, device_bytes }
     }
 
     pub(super) fn hub(&self) -> Rc<Hub> {
@@ -97,23 +101,40 @@ impl<const N: usize> Group<N> {
 
     /// A node's process begins.
     pub(super) fn open(&self, index: usize) {
-        let others = (0..N).filter(|other| *other != index);
-        let peers: Vec<PeerOptions> = others
-            .map(|other| {
-                let way = self.hub.peer(self.nodes[index], self.nodes[other]);
-                let mut peer = PeerOptions::new(way);
-                (self.options)(&mut peer);
-                peer
-            })
-            .collect();
+        let peers = self.peers(index);
         let (hub, node, mirrors) = (self.hub.clone(), self.nodes[index], self.mirrors.clone());
+        let devices = self.devices.clone();
         let started = self.sim.spawn_on(node, async move {
-            let local = Replica::open(device(), None).await.expect("sound disks");
+            let device = device();
+            devices.borrow_mut()[index] = Some(device.clone());
+            let local = Replica::open(device, None).await.expect("sound disks");
             let mirror = Arc::new(Mirror::new(local, peers));
             hub.hub().serve(node, mirror.clone());
             mirrors.borrow_mut()[index] = Some(mirror);
         });
         self.sim.block_on(started).expect("nobody ends it");
+    }
+
+    fn peers(&self, index: usize) -> Vec<PeerOptions> {
+        let others = (0..N).filter(|other| *other != index);
+        let peer = |other: usize| {
+            let mut peer = PeerOptions::new(self.hub.peer(self.nodes[index], self.nodes[other]));
+            (self.options)(&mut peer);
+            peer
+        };
+        others.map(peer).collect()
+    }
+
+    /// What gives a node's replica another size, as its server does.
+    pub(super) fn resizing(&self, index: usize) -> Resizing<N> {
+        Resizing {
+            index,
+            node: self.nodes[index],
+            hub: self.hub.clone(),
+            peers: self.peers(index),
+            device: self.devices.borrow()[index].clone().expect("it runs"),
+            mirrors: self.mirrors.clone(),
+        }
     }
 
     /// A node dies, with its power or without.
@@ -124,6 +145,7 @@ impl<const N: usize> Group<N> {
         }
         self.hub().stop(self.nodes[index]);
         self.mirrors.borrow_mut()[index] = None;
+        self.devices.borrow_mut()[index] = None;
     }
 
     pub(super) fn restart(&self, index: usize) {
@@ -243,7 +265,43 @@ impl<const N: usize> Group<N> {
     }
 }
 
-fn device() -> Arc<dyn BlockDevice> {
+/// See [`Group::resizing`].
+#[derive(Clone)]
+pub(super) struct Resizing<const N: usize> {
+    index: usize,
+    node: NodeId,
+    hub: HubHandle,
+    peers: Vec<PeerOptions>,
+    device: SharedDevice,
+    mirrors: Rc<RefCell<[Option<Arc<Mirror>>; N]>>,
+}
+
+impl<const N: usize> Resizing<N> {
+    /// Gives the mirror that takes its place.
+    pub(super) async fn resize(&self, mirror: &Mirror, bytes: u64) -> Arc<Mirror> {
+        let hand_on = mirror.hand_on().await.expect("a sound disk");
+        self.hub.hub().stop(self.node);
+        let resized = hand_on.resize(&self.device, None, bytes).await;
+        let (replica, error) = resized.expect("a sound disk");
+        assert_eq!(error, None);
+        let next = Arc::new(Mirror::new(replica, self.peers.clone()));
+        self.mirrors.borrow_mut()[self.index] = Some(next.clone());
+        self.hub.hub().serve(self.node, next.clone());
+        spawn_detached(self.clone().follow_source(next.clone()));
+        hand_on.finish(&next).await.expect("a sound disk");
+        next
+    }
+
+    /// Takes over the size of its source whenever that asks for it.
+    pub(super) fn follow_source(self, mirror: Arc<Mirror>) -> Pin<Box<dyn Future<Output = ()>>> {
+        Box::pin(async move {
+            let bytes = mirror.resize_wanted().await;
+            self.resize(&mirror, bytes).await;
+        })
+    }
+}
+
+fn device() -> SharedDevice {
     FileDevice::open(DATA, &FileOptions::default()).expect("the disk is free")
 }
 

@@ -1,0 +1,120 @@
+//! A source that dies while its volume grows is failed over from.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::{RoleError, WhenPeerLost};
+
+use super::pair::{BLOCK, BLOCKS, DATA, METADATA, Pair, REGION, fill};
+
+/// The devices after the growth of the volume to as many blocks more, in bytes.
+const NEW: u64 = METADATA.end + GROWN * BLOCK;
+const GROWN: u64 = 64;
+/// A block of what is new.
+const LAST: u64 = BLOCKS + GROWN - 1;
+
+/// Devices that have grown, each with something else in what is new, on nodes that mirror. Writes
+/// wait for the peer, so what was acknowledged is on both.
+fn pair(seed: u64) -> Pair {
+    let pair = Pair::new(seed, |peer| peer.when_lost = WhenPeerLost::Strict);
+    pair.write(0, 5, 7).expect("both are there");
+    for (node, rest) in pair.nodes.into_iter().zip([0xaa, 0xbb]) {
+        pair.sim.grow_disk(node, DATA, NEW);
+        pair.sim.poke(node, DATA, METADATA.end, &vec![rest; (GROWN * BLOCK) as usize]);
+    }
+    // What the first resync has cleared reaches the disks.
+    pair.sim.run_for(Duration::from_secs(10));
+    let (mirror, resizing) = (pair.mirror(1), pair.resizing(1));
+    pair.sim.spawn_on(pair.nodes[1], resizing.follow_source(mirror));
+    pair
+}
+
+/// The operator has it grow, and a host writes to what is new as soon as it can. True once it was
+/// told that this is done.
+fn grow(pair: &Pair) -> Rc<Cell<bool>> {
+    let (mirror, resizing) = (pair.mirror(0), pair.resizing(0));
+    let written = Rc::new(Cell::new(false));
+    let said = written.clone();
+    pair.sim.spawn_on(pair.nodes[0], async move {
+        let bytes = (BLOCKS + GROWN) * BLOCK;
+        mirror.clear_room(bytes).await.expect("both are there");
+        let mirror = resizing.resize(&mirror, bytes).await;
+        said.set(fill(&mirror, LAST, 9).await.is_ok());
+    });
+    written
+}
+
+#[test]
+fn nothing_of_what_is_new_is_copied() {
+    let pair = pair(1);
+    let written = grow(&pair);
+    while !written.get() {
+        pair.sim.run_for(Duration::from_millis(1));
+    }
+    pair.becomes_whole(0);
+    let status = pair.peer_status(0);
+    assert!(status.resync_total_bytes <= REGION, "{status:?}");
+    assert_eq!([pair.read(0, 5), pair.read(0, BLOCKS), pair.read(0, LAST)], [7, 0, 9]);
+    pair.end(0, true);
+    pair.on(1, |mirror| async move { mirror.failover().await }).expect("it is whole");
+    assert_eq!([pair.read(1, 5), pair.read(1, BLOCKS), pair.read(1, LAST)], [7, 0, 9]);
+}
+
+/// At any moment: but for that in which what hosts wrote to the source alone is copied, as after any
+/// loss of the link.
+#[test]
+fn a_source_that_dies_while_its_volume_grows_is_failed_over_from() {
+    let (mut before, mut after, mut refused) = (0, 0, 0);
+    for moment in 0..80 {
+        let pair = pair(moment);
+        pair.hub().set_slow(Duration::from_millis(3));
+        let written = grow(&pair);
+        pair.sim.run_for(Duration::from_millis(8 * moment));
+        let status = pair.peer_status(0);
+        let copies = status.state == MirrorState::Resynchronizing;
+        pair.end(0, moment % 2 == 0);
+        // Until its death is noticed, and what is in hand has ended.
+        pair.sim.run_for(Duration::from_secs(1));
+        match pair.on(1, |mirror| async move { mirror.failover().await }) {
+            Ok(()) => {}
+            Err(error) => {
+                assert_eq!(error, RoleError::Inconsistent);
+                let left = status.out_of_date_bytes;
+                assert!(copies && left <= REGION, "after {moment}: {left} bytes are left");
+                refused += 1;
+                continue;
+            }
+        }
+        assert_eq!(pair.read(1, 5), 7);
+        let grown = pair.mirror(1).usable_bytes() > BLOCKS * BLOCK;
+        if grown {
+            assert_eq!(pair.read(1, BLOCKS), 0, "after {moment}: what nobody wrote");
+            let found = pair.read(1, LAST);
+            assert!(found == 9 || found == 0 && !written.get(), "after {moment}: {found}");
+            after += 1;
+        } else {
+            assert!(!written.get(), "after {moment}: a write is lost");
+            before += 1;
+        }
+        // Nothing was written without the other: both become one again.
+        pair.restart(0);
+        let size = (BLOCKS + GROWN) * BLOCK;
+        let resizing = pair.resizing(0);
+        let mirror = pair.mirror(0);
+        pair.sim.spawn_on(pair.nodes[0], resizing.follow_source(mirror));
+        let deadline = pair.sim.now() + Duration::from_secs(120);
+        let whole = |index: &usize| pair.state(*index) == MirrorState::Mirroring;
+        while !(0..2).any(|index| whole(&index)) {
+            pair.sim.run_for(Duration::from_millis(10));
+            assert!(pair.sim.now() < deadline, "after {moment}: it does not become whole");
+        }
+        let sizes = [0, 1].map(|index| pair.mirror(index).usable_bytes());
+        assert_eq!(sizes[0], sizes[1], "after {moment}");
+        let read = |index: usize| pair.sim.peek(pair.nodes[index], DATA, 0, sizes[0] as usize);
+        assert!(sizes[0] <= size && read(0) == read(1), "after {moment}: the legs differ");
+    }
+    assert!(before > 0 && after > 0, "{before} before, {after} after, {refused} refused");
+    assert!(refused <= 8, "{refused} of 80 refused");
+}
