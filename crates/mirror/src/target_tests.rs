@@ -2,7 +2,6 @@
 
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
 use flagstone_runtime::sim::{Config, DiskConfig, Simulation};
-use flagstone_runtime::{spawn, task};
 
 use super::*;
 use crate::limits::HOT_MIN;
@@ -38,9 +37,9 @@ fn a_source_that_attaches_takes_nobodys_place() {
         Replica::create(device(), None, create).await.expect("a sound disk");
         let mirror = Mirror::new(Replica::open(device(), None).await.expect("one"), Vec::new());
         let inner = mirror.0.clone();
-        let remembered = spawn(async move { inner.remember(OTHER).await });
+        let mut remembered = std::pin::pin!(inner.remember(OTHER));
         // It has chosen a place, and its superblock is on the way to the disk.
-        task::yield_now().await;
+        poll_fn(|cx| Poll::Ready(assert!(remembered.as_mut().poll(cx).is_pending()))).await;
         let attach = Attach {
             volume: VOLUME,
             source: SOURCE,
@@ -51,7 +50,7 @@ fn a_source_that_attaches_takes_nobodys_place() {
         };
         let attached = mirror.session().ask(Request::Attach(attach)).await;
         assert_eq!(attached, Ok(Ok(Reply::Done)));
-        assert_eq!(remembered.await, Ok(Ok(())));
+        assert_eq!(remembered.await, Ok(()));
         assert_eq!(known(&mirror.0.local), [SOURCE, OTHER]);
         mirror.close();
     });
