@@ -210,6 +210,7 @@ pub(crate) mod tests {
             latency_ms,
             latency_p99_ms: None,
             noise_percent: None,
+            another_run_percent: None,
             cpu_percent: None,
             throughput_overhead_percent: None,
             latency_overhead_percent: None,
@@ -225,6 +226,7 @@ pub(crate) mod tests {
             plain: Some(plain.clone()),
             far: None,
             link: None,
+            another_run_points: None,
         };
         let mirror = Mirror {
             schema_version: 1,
