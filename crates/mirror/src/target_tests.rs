@@ -39,7 +39,8 @@ fn a_source_that_attaches_takes_nobodys_place() {
         let inner = mirror.0.clone();
         let mut remembered = std::pin::pin!(inner.remember(OTHER));
         // It has chosen a place, and its superblock is on the way to the disk.
-        poll_fn(|cx| Poll::Ready(assert!(remembered.as_mut().poll(cx).is_pending()))).await;
+        let chosen = poll_fn(|cx| Poll::Ready(remembered.as_mut().poll(cx).is_pending())).await;
+        assert!(chosen);
         let attach = Attach {
             volume: VOLUME,
             source: SOURCE,
