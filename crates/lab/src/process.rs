@@ -222,8 +222,12 @@ mod tests {
         let ended = ended.expect("it ends");
         assert_eq!((ended.status.code(), &*ended.output, &*ended.said), (Some(3), "out\n", "err"));
         assert!(begin("sleep 1000").end(0.0, &never).unwrap().is_none());
-        let endless = begin("trap 'echo out; exit 4' INT; while :; do sleep 0.01; done");
-        // A shell that has not come to its trap ends by the signal.
+        // Whoever runs the tests in a background may ignore the signal, and a shell that was started so
+        // cannot trap it. One that has not come to its trap ends by it.
+        let script = "trap 'echo out; exit 4' INT; while :; do sleep 0.01; done";
+        let mut endless = Command::new("env");
+        let endless = endless.args(["--default-signal=INT", "sh", "-c", script]);
+        let endless = Begun::begin(endless).unwrap();
         endless.ask_to_end().unwrap();
         let ended = endless.end(PATIENCE_S, &never).unwrap().expect("it ends");
         assert!(!ended.status.success());
