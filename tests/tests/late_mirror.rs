@@ -93,20 +93,25 @@ fn wait_for_reason(node: &Server, words: &str) {
     until(&format!("it waits for {words}"), is, || node.output());
 }
 
-#[test]
-fn a_node_without_its_device_waits_and_is_a_target_after_a_failover() {
-    let scratch = Scratch::new();
+/// A mirrored volume that was written to: the server that stores it for node A, and both nodes.
+fn mirror_on_another_server(scratch: &Scratch) -> (Server, Server, Server) {
     let volume = format!("leg={}", scratch.disk("far", SIZE_BYTES).display());
-    let mut far = Server::start(&[&volume]);
+    let far = Server::start(&[&volume]);
     let (one, two) = two_ports();
-    let mut a = node(&scratch, "a", (one, two), &far.nvme_uri("leg"));
+    let a = node(scratch, "a", (one, two), &far.nvme_uri("leg"));
     let disk = scratch.disk("near", SIZE_BYTES);
-    let b = node(&scratch, "b", (two, one), disk.to_str().expect("UTF-8"));
+    let b = node(scratch, "b", (two, one), disk.to_str().expect("UTF-8"));
     order(&a, "create --source");
     order(&b, "create --target");
     wait_for(&a, "mirroring");
-    write(&a, &scratch, "first", "0");
+    write(&a, scratch, "first", "0");
+    (far, a, b)
+}
 
+#[test]
+fn a_node_without_its_device_waits_and_is_a_target_after_a_failover() {
+    let scratch = Scratch::new();
+    let (mut far, mut a, b) = mirror_on_another_server(&scratch);
     a.kill();
     far.kill();
     a.restart();
@@ -183,17 +188,7 @@ fn a_node_without_the_log_of_its_mirror_waits() {
 #[test]
 fn a_replica_that_cannot_be_opened_yet_is_tried_again() {
     let scratch = Scratch::new();
-    let volume = format!("leg={}", scratch.disk("far", SIZE_BYTES).display());
-    let mut far = Server::start(&[&volume]);
-    let (one, two) = two_ports();
-    let mut a = node(&scratch, "a", (one, two), &far.nvme_uri("leg"));
-    let disk = scratch.disk("near", SIZE_BYTES);
-    let b = node(&scratch, "b", (two, one), disk.to_str().expect("UTF-8"));
-    order(&a, "create --source");
-    order(&b, "create --target");
-    wait_for(&a, "mirroring");
-    write(&a, &scratch, "first", "0");
-
+    let (mut far, mut a, b) = mirror_on_another_server(&scratch);
     a.kill();
     far.kill();
     let [log, kept] = ["a.intent", "kept"].map(|name| scratch.join(name));

@@ -185,13 +185,7 @@ impl Summary {
             cpu_model: machine.cpu_model.clone(),
             cpus: machine.cpus,
             runtime_ms: options.runtime_ms,
-            table: ROWS
-                .iter()
-                .map(|row| Side {
-                    another_run_points: another_run(&overheads(records, row)),
-                    ..side(row, &cells, &disks, options)
-                })
-                .collect(),
+            table: ROWS.iter().map(|row| side(row, &cells, &disks, options, records)).collect(),
             disks,
             cells,
             doubts: Vec::new(),
@@ -353,7 +347,13 @@ fn cell(records: &[Record], row: &Row, hot: bool, setup: &'static str) -> Option
     })
 }
 
-fn side(row: &Row, cells: &[Cell], disks: &[Calibrated], options: &Options) -> Side {
+fn side(
+    row: &Row,
+    cells: &[Cell],
+    disks: &[Calibrated],
+    options: &Options,
+    records: &[Record],
+) -> Side {
     let find = |setup: &str| {
         let is = |cell: &&Cell| cell.size == row.size && !cell.cold && cell.setup == setup;
         cells.iter().find(is).cloned()
@@ -370,7 +370,8 @@ fn side(row: &Row, cells: &[Cell], disks: &[Calibrated], options: &Options) -> S
         );
         Link { throughput_percent: percent, latency_percent: percent }
     });
-    Side { published: *row, mirror, plain, far, link, another_run_points: None }
+    let another_run_points = another_run(&overheads(records, row));
+    Side { published: *row, mirror, plain, far, link, another_run_points }
 }
 
 /// The mirror's overhead in throughput in each repetition, in %.
