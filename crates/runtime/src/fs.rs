@@ -21,7 +21,8 @@ pub struct OpenOptions {
     /// Create a regular file of this many bytes (sparse) when there is none.
     pub create_bytes: Option<u64>,
     /// Take an exclusive advisory lock (block devices: O_EXCL, which refuses a mounted disk), so
-    /// that two programs do not serve one disk.
+    /// that two programs do not serve one disk. The lock goes with the last user of the file; a
+    /// disk may be busy for a moment longer, until the kernel has let go of it too.
     pub exclusive: bool,
 }
 
@@ -71,7 +72,9 @@ impl File {
         let mut driver = executor.driver();
         let (raw, info) = driver.open(path.as_ref(), options, node)?;
         let kind = crate::net::kind_of(driver.name());
-        Ok(File { handle: Arc::new(Handle::adopt(raw, kind)), info })
+        let locked = options.exclusive && !info.block_device;
+        let adopt = if locked { Handle::adopt_locked } else { Handle::adopt };
+        Ok(File { handle: Arc::new(adopt(raw, kind)), info })
     }
 
     /// What was found out at open.

@@ -113,6 +113,11 @@ fn lock(file: &std::fs::File) -> io::Result<()> {
     })
 }
 
+/// Gives up a file's lock, for everybody who has the same open file.
+pub(crate) fn unlock(raw: RawFd) {
+    let _ = rustix::fs::flock(borrow(raw), FlockOperation::NonBlockingUnlock);
+}
+
 /// `STATX_DIOALIGN` (Linux 6.1): (memory, offset) alignment of O_DIRECT, in bytes.
 fn direct_alignment(fd: BorrowedFd<'_>) -> Option<(u32, u32)> {
     use rustix::fs::{AtFlags, StatxFlags, statx};
