@@ -38,6 +38,14 @@ pub fn resident_peak_bytes(pid: u32) -> u64 {
     status_bytes(pid, "VmHWM:")
 }
 
+/// The bytes of a process's resident memory that are pages of files, its program above all.
+///
+/// # Panics
+/// If there is no such process.
+pub fn resident_file_bytes(pid: u32) -> u64 {
+    status_bytes(pid, "RssFile:")
+}
+
 fn status_bytes(pid: u32, field: &str) -> u64 {
     let status = read(pid, "status");
     let line = status.lines().find_map(|line| line.strip_prefix(field));
