@@ -2,7 +2,8 @@
 //!
 //! The source asks its peers and does the same itself. Who is asked begins, and answers [not
 //! now](Refusal::NotNow) until it has: a question is short, whatever the device takes. Who is not
-//! asked, or was opened anew since, marks what is new when it grows, and that is copied.
+//! asked, because it is of an [older version](Version::CLEARS_ROOM), or was opened anew since, marks
+//! what is new when it grows, and that is copied.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +14,14 @@ use crate::command::CommandError;
 use crate::connect::Closing;
 use crate::limits::{CLEAR_LOOK_MS, PAGE_BYTES};
 use crate::mirror::{Inner, Mirror};
-use crate::peer::{Answer, AskError, Refusal, Reply, Request, SharedSession, order};
+use crate::peer::{Answer, AskError, Refusal, Reply, Request, SharedSession, identify, order};
 use crate::roles::RoleError;
+use crate::versions::Version;
 
 impl Mirror {
-    /// Zeroes, here and at all peers, what the volume would have more with so many bytes. The volume
-    /// stays as it is: it can be asked to grow when this has returned, and then it is whole at once.
+    /// Zeroes, here and at all peers that can, what the volume would have more with so many bytes. The
+    /// volume stays as it is: it can be asked to grow when this has returned, and then it is whole at
+    /// once, but at peers of an older version, to which what is new is copied.
     ///
     /// # Errors
     /// Of any of them, or that one has no room for so much, or cannot be reached. Nothing that hosts
@@ -26,9 +29,16 @@ impl Mirror {
     pub async fn clear_room(&self, usable_bytes: u64) -> Result<(), CommandError> {
         let inner = &self.0;
         let mut asked = Vec::new();
+        let own = inner.local.superblock().replica;
         for leg in &inner.legs {
             let way = leg.options().way.clone();
-            asked.push(Closing(way.connect().await.map_err(AskError::from)?));
+            let session = Closing(way.connect().await.map_err(AskError::from)?);
+            // As it is now: it may have been upgraded, or put back, since the leg's session began.
+            let peers = identify(&session.0, own, inner.versions).await?;
+            let common = inner.versions.highest_common(peers.versions);
+            if common.map_err(AskError::from)? >= Version::CLEARS_ROOM {
+                asked.push(session);
+            }
         }
         // All are at it at the same time.
         for session in &asked {

@@ -340,6 +340,7 @@ impl Mirror {
         Status {
             volume: superblock.volume,
             replica: superblock.replica,
+            versions: inner.versions,
             role: state.role,
             active: state.active,
             local_failed: state.local_failed,
@@ -371,7 +372,8 @@ impl Inner {
     ) -> Result<(About, About, crate::peer::SharedSession), CommandError> {
         let way = self.leg(leg)?.options().way.clone();
         let session = way.connect().await.map_err(AskError::from)?;
-        let peers = identify(&session, self.local.superblock().replica).await?;
+        let own = self.local.superblock().replica;
+        let peers = identify(&session, own, self.versions).await?;
         Ok((self.about(peers.view.replica), peers, session))
     }
 
@@ -502,6 +504,7 @@ impl Inner {
             given_up: read(&counters.given_up),
             given_up_bytes: read(&counters.given_up_bytes),
             link,
+            versions: self.lock().legs[leg].versions,
         }
     }
 }

@@ -27,6 +27,7 @@ use crate::mirror::{Inner, LegState, State};
 use crate::peer::{About, AskError, Attach, Request, SharedSession, identify, order};
 use crate::plan::{Plan, plan};
 use crate::state::{Finding, Phase, Wish};
+use crate::versions::NoCommonVersion;
 
 /// Why a session ended, or was given up.
 #[derive(Debug, thiserror::Error)]
@@ -109,10 +110,18 @@ async fn meet(inner: &Arc<Inner>, leg: usize) -> Result<Never, Ended> {
     };
     let _closing = Closing(session.clone());
     let own = inner.local.superblock().replica;
-    let peers = identify(&session, own).await?;
+    let peers = match identify(&session, own, inner.versions).await {
+        Ok(peers) => peers,
+        Err(AskError::NoCommonVersion(none)) => {
+            inner.stranger(leg, none);
+            return Err(Ended::Peer(none.into()));
+        }
+        Err(error) => return Err(error.into()),
+    };
     inner.change(|state| {
         let own = &mut state.legs[leg];
         (own.peer, own.met) = (peers.view.replica, Some(peers));
+        own.versions = Some(peers.versions);
     });
     let mine = inner.about(peers.view.replica);
     let found = plan(&mine, &peers);
@@ -193,6 +202,16 @@ impl Inner {
         }
     }
 
+    /// The peer was met, and speaks no version of the link that we do.
+    fn stranger(&self, leg: usize, none: NoCommonVersion) {
+        let before = self.change(|state| state.legs[leg].versions.replace(none.peers));
+        // Once, and not at each attempt.
+        if before != Some(none.peers) {
+            tracing::warn!(replica = %self.local.superblock().replica, leg, "{none}");
+        }
+        self.found(leg, Phase::Met(Finding::NoCommonVersion));
+    }
+
     /// What a meeting came to, while there is no session.
     fn found(&self, leg: usize, phase: Phase) {
         self.change(|state| {
@@ -255,6 +274,7 @@ async fn lead(
         expected: peers.view.lineage.current,
         in_sync: amount.is_none(),
         usable_bytes: superblock.shape.usable_bytes,
+        version: inner.versions.highest_common(peers.versions).map_err(AskError::from)?,
     };
     // A target of another size takes ours over first, and is there again in a moment.
     order(&session, Request::Attach(attach)).await?;

@@ -20,6 +20,7 @@ use crate::mirror::{Inner, Mirror};
 use crate::replica::{Replica, ReplicaError};
 use crate::roles::{Changing, RoleError};
 use crate::shape::Shape;
+use crate::versions::Versions;
 
 /// A mirror that has ended in favour of another. When it is dropped before there is one, calls that
 /// wait fail.
@@ -89,6 +90,11 @@ impl Mirror {
     /// Size and granularities of the volume here.
     pub fn shape(&self) -> Shape {
         self.0.local.superblock().shape
+    }
+
+    /// The versions of the link that this node speaks.
+    pub fn versions(&self) -> Versions {
+        self.0.versions
     }
 
     /// Size of the volume here, in bytes.

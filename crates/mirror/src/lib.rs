@@ -46,6 +46,7 @@ pub mod state;
 pub mod target;
 mod turn;
 pub mod verify;
+pub mod versions;
 mod write;
 
 pub use command::CommandError;
@@ -53,3 +54,4 @@ pub use hand_on::HandOn;
 pub use mirror::Mirror;
 pub use options::{Ack, Intent, Mode, PeerOptions, WhenPeerLost, WhenSplit};
 pub use roles::RoleError;
+pub use versions::{NoCommonVersion, Version, Versions};

@@ -37,6 +37,7 @@ use crate::queue::Queue;
 use crate::replica::Replica;
 use crate::state::{Phase, Wish};
 use crate::turn::Turns;
+use crate::versions::Versions;
 
 /// See the module. A handle: clones are the same mirror.
 #[derive(Clone)]
@@ -45,6 +46,8 @@ pub struct Mirror(pub(crate) Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) local: Replica,
     pub(crate) geometry: Geometry,
+    /// The versions of the link that we speak.
+    pub(crate) versions: Versions,
     pub(crate) overlap: Arc<Overlap>,
     pub(crate) legs: Vec<Leg>,
     pub(crate) counters: Counters,
@@ -182,6 +185,8 @@ pub(crate) struct LegState {
     pub(crate) volatile_cache: bool,
     /// What it said when it was met last.
     pub(crate) met: Option<About>,
+    /// The versions of the link that it spoke then, also where that was all that was understood.
+    pub(crate) versions: Option<Versions>,
     /// It fell too far behind: do not attach before, in the runtime's nanoseconds.
     pub(crate) not_before_ns: u64,
     /// Commands that the link has to look at.
@@ -214,6 +219,7 @@ impl LegState {
             numbering: Numbering::default(),
             volatile_cache: true,
             met: None,
+            versions: None,
             not_before_ns: 0,
             kicks: 0,
             full: false,
@@ -237,6 +243,15 @@ impl Mirror {
     /// # Panics
     /// With more than [`PEERS_MAX`] peers.
     pub fn new(local: Replica, peers: Vec<PeerOptions>) -> Mirror {
+        Mirror::speaking(Versions::SPOKEN, local, peers)
+    }
+
+    /// The same of a node that speaks these versions of the link alone, as one of another release
+    /// does.
+    ///
+    /// # Panics
+    /// As [`Mirror::new`].
+    pub fn speaking(versions: Versions, local: Replica, peers: Vec<PeerOptions>) -> Mirror {
         assert!(peers.len() <= PEERS_MAX, "a superblock has room for {PEERS_MAX} peers");
         let superblock = local.superblock();
         let shape = superblock.shape;
@@ -281,6 +296,7 @@ impl Mirror {
         let inner = Arc::new(Inner {
             geometry: local.geometry(),
             local,
+            versions,
             overlap: Arc::default(),
             legs,
             counters: Counters::default(),

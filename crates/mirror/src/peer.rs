@@ -25,6 +25,7 @@ use crate::generation::List;
 use crate::id::{Generation, Uuid};
 use crate::limits::HISTORY_LEN;
 use crate::order::Order;
+use crate::versions::{NoCommonVersion, Version, Versions};
 
 /// A way to the other node.
 pub trait Peer: Send + Sync + 'static {
@@ -177,7 +178,8 @@ pub enum Request {
         expected: Generation,
     },
     /// The volume is about to grow: zero what it would have more with so many bytes. Needs no
-    /// attachment. Answered with [`Refusal::NotNow`] until it is, durably.
+    /// attachment. Answered with [`Refusal::NotNow`] until it is, durably. For peers of
+    /// [`Version::CLEARS_ROOM`] on.
     ClearRoom {
         /// A multiple of 4,096.
         usable_bytes: u64,
@@ -209,6 +211,9 @@ pub struct Attach {
     /// Size of the volume at the source, in bytes; 0 when it does not matter. A target of another takes it over first, and
     /// answers [`Refusal::NotNow`] until it has; [`Refusal::Range`] when it has no room for it.
     pub usable_bytes: u64,
+    /// What this session uses from here on: the highest version that both speak. A target that does
+    /// not speak it answers [`Refusal::Version`].
+    pub version: Version,
 }
 
 /// A reply.
@@ -219,6 +224,9 @@ pub enum Reply {
     Done,
     /// To [`Request::Identify`].
     About(About),
+    /// To the same, of a peer of versions that this program does not know: they are all that can be
+    /// understood of it.
+    Stranger(Versions),
     /// To [`Request::Bits`].
     Bits(Box<[u64; WORDS]>),
     /// To [`Request::Checksums`]: CRC-64/NVME of each part.
@@ -236,6 +244,8 @@ pub struct About {
     pub active: bool,
     /// Its leg may lose completed writes with its power, until a flush.
     pub volatile_cache: bool,
+    /// The versions of the link that it speaks.
+    pub versions: Versions,
 }
 
 /// Why a replica refuses.
@@ -268,6 +278,10 @@ pub enum Refusal {
     /// The peer's operator, or its configuration, does not want it.
     #[error("the peer is paused, or not in a state to do this")]
     NotNow,
+    /// It does not speak the version of the link that was chosen, or that has this request: it was
+    /// replaced by an older one.
+    #[error("the peer does not speak the version of the link that this needs")]
+    Version,
 }
 
 /// Why a request came to nothing.
@@ -282,6 +296,9 @@ pub enum AskError {
     /// A reply to another question.
     #[error("the peer's reply makes no sense")]
     Nonsense,
+    /// Another release of this program.
+    #[error(transparent)]
+    NoCommonVersion(#[from] NoCommonVersion),
 }
 
 /// Has something done.
@@ -295,13 +312,25 @@ pub async fn order(session: &SharedSession, request: Request) -> Result<(), AskE
     }
 }
 
-/// Asks who it is.
+/// Asks who it is, for a node that speaks `versions`: what it says has one of them in common.
 ///
 /// # Errors
 /// See [`AskError`].
-pub async fn identify(session: &SharedSession, asker: Uuid) -> Result<About, AskError> {
+pub async fn identify(
+    session: &SharedSession,
+    asker: Uuid,
+    versions: Versions,
+) -> Result<About, AskError> {
     match session.ask(Request::Identify { asker }).await?? {
-        Reply::About(about) => Ok(about),
+        Reply::About(about) => {
+            versions.highest_common(about.versions)?;
+            Ok(about)
+        }
+        Reply::Stranger(peers) => {
+            // One that is known here by a version that is not spoken on this link is none to us.
+            versions.highest_common(peers)?;
+            Err(AskError::Nonsense)
+        }
         _ => Err(AskError::Nonsense),
     }
 }

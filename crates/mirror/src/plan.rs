@@ -92,6 +92,7 @@ mod tests {
     use crate::decide::View;
     use crate::generation::Lineage;
     use crate::id::{Generation, Uuid};
+    use crate::versions::Versions;
 
     fn about(replica: u8, current: u64, base: u64) -> About {
         let mut lineage = Lineage { current: Generation(current), ..Lineage::default() };
@@ -104,7 +105,8 @@ mod tests {
             lineage,
             ..View::default()
         };
-        About { view, role: Role::Target, active: false, volatile_cache: true }
+        let versions = Versions::SPOKEN;
+        About { view, role: Role::Target, active: false, volatile_cache: true, versions }
     }
 
     #[test]

@@ -268,7 +268,9 @@ async fn copy_piece(
 fn io(error: AskError) -> IoError {
     match error {
         AskError::Io(error) => error,
-        AskError::Refused(_) | AskError::Nonsense => IoError::Unreachable,
+        AskError::Refused(_) | AskError::Nonsense | AskError::NoCommonVersion(_) => {
+            IoError::Unreachable
+        }
     }
 }
 

@@ -57,7 +57,7 @@ impl Inner {
         // Nobody begins to serve here from now on, so what the peer says now is what counts.
         let _changing = self.changing().await;
         let replica = self.local.superblock().replica;
-        let peers = identify(session, replica).await?;
+        let peers = identify(session, replica, self.versions).await?;
         let mine = self.about(peers.view.replica);
         let attached = self.lock().attached.is_some();
         let base = gives_up(policy, &mine, &peers).filter(|_| !attached);
@@ -95,6 +95,7 @@ mod tests {
     use crate::decide::View;
     use crate::generation::{Lineage, List};
     use crate::id::Uuid;
+    use crate::versions::Versions;
 
     fn about(replica: u8, current: u64, bases: &[u64], active: bool) -> About {
         let mut lineage = Lineage { current: Generation(current), ..Lineage::default() };
@@ -111,7 +112,7 @@ mod tests {
             ..View::default()
         };
         let role = if active { Role::Source } else { Role::Target };
-        About { view, role, active, volatile_cache: true }
+        About { view, role, active, volatile_cache: true, versions: Versions::SPOKEN }
     }
 
     const KEEP: WhenSplit = WhenSplit::KeepServing;

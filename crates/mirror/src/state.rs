@@ -6,6 +6,7 @@ use crate::decide::Amount;
 use crate::format::superblock::Role;
 use crate::id::{Generation, Uuid};
 use crate::peer::LinkStatus;
+use crate::versions::Versions;
 
 /// The state of a mirror towards one peer, as it is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +25,8 @@ pub enum MirrorState {
     SplitBrain,
     /// The peer cannot be reached, and nothing was written since.
     Disconnected,
-    /// The peer is no replica of this volume, or of another size or granularity.
+    /// The peer is no replica of this volume, or of another size or granularity, or it speaks no
+    /// version of the link that we do.
     Mismatch,
     /// Neither has whole data, or nobody was made the source.
     NoSource,
@@ -100,6 +102,8 @@ pub enum Finding {
     SplitBrain,
     /// Unrelated or incompatible.
     Mismatch,
+    /// It speaks no version of the link that we do.
+    NoCommonVersion,
     /// Neither has whole data.
     NoSource,
 }
@@ -128,7 +132,7 @@ pub fn derive(facts: Facts) -> MirrorState {
         (Phase::InSync, _) => MirrorState::Mirroring,
         (Phase::Resync(_), _) => MirrorState::Resynchronizing,
         (Phase::Met(_), _) if facts.attached => MirrorState::Target,
-        (Phase::Met(Finding::Mismatch), _) => MirrorState::Mismatch,
+        (Phase::Met(Finding::Mismatch | Finding::NoCommonVersion), _) => MirrorState::Mismatch,
         (Phase::Met(Finding::NoSource | Finding::Idle), _) => MirrorState::NoSource,
         _ if facts.role == Role::Target => MirrorState::Target,
         _ if facts.outdated => MirrorState::ResyncPending,
@@ -174,6 +178,8 @@ pub struct PeerStatus {
     pub given_up_bytes: u64,
     /// The way to it.
     pub link: LinkStatus,
+    /// The versions of the link that it spoke when it was met last; `None` before.
+    pub versions: Option<Versions>,
 }
 
 /// A mirror, as status shows it.
@@ -183,6 +189,8 @@ pub struct Status {
     pub volume: Uuid,
     /// This replica.
     pub replica: Uuid,
+    /// The versions of the link that this node speaks.
+    pub versions: Versions,
     /// Who we are.
     pub role: Role,
     /// Hosts are served.
@@ -250,6 +258,8 @@ mod tests {
         let idle = Facts { phase: Phase::Met(Finding::Idle), ..facts() };
         assert_eq!(shown(idle), "no-source");
         assert_eq!(shown(Facts { attached: true, ..idle }), "target");
+        let stranger = Phase::Met(Finding::NoCommonVersion);
+        assert_eq!(shown(Facts { phase: stranger, outdated: true, ..facts() }), "mismatch");
     }
 
     #[test]

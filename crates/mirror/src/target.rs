@@ -28,6 +28,7 @@ use crate::options::Mode;
 use crate::order::{Gate, Order};
 use crate::peer::{About, Answer, Attach, Refusal, Reply, Request};
 use crate::state::Phase;
+use crate::versions::Version;
 use crate::write::Finish;
 
 /// One connection of a source, at the target. What carries it (a controller, a simulated network)
@@ -183,6 +184,9 @@ impl TargetSession {
             Request::Attach(attach) => return self.attach(attach).await,
             Request::Surrender { base, expected } => return inner.surrender(base, expected).await,
             Request::HandOver => return inner.hand_over().await,
+            Request::ClearRoom { .. } if inner.versions.highest() < Version::CLEARS_ROOM => {
+                return Err(Refusal::Version);
+            }
             Request::ClearRoom { usable_bytes } => return inner.clear_room(usable_bytes),
             _ => {}
         }
@@ -210,6 +214,9 @@ impl TargetSession {
 
     async fn attach(&self, attach: Attach) -> Answer {
         let inner = &self.inner;
+        if !inner.versions.contains(attach.version) {
+            return Err(Refusal::Version);
+        }
         let _changing = inner.changing().await;
         inner.admissible(&attach)?;
         inner.has_size(&attach)?;
@@ -322,6 +329,7 @@ impl Inner {
             role: state.role,
             active: state.active,
             volatile_cache: self.local.data().geometry().volatile_cache,
+            versions: self.versions,
         }
     }
 

@@ -7,6 +7,7 @@ use super::*;
 use crate::limits::HOT_MIN;
 use crate::replica::{Create, Replica};
 use crate::shape::Shape;
+use crate::versions::Versions;
 
 const VOLUME: Uuid = Uuid([7; 16]);
 const SOURCE: Uuid = Uuid([8; 16]);
@@ -48,6 +49,7 @@ fn a_source_that_attaches_takes_nobodys_place() {
             expected: Generation::NONE,
             in_sync: false,
             usable_bytes: 0,
+            version: Versions::SPOKEN.highest(),
         };
         let attached = mirror.session().ask(Request::Attach(attach)).await;
         assert_eq!(attached, Ok(Ok(Reply::Done)));

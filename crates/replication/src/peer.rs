@@ -103,10 +103,10 @@ impl Session for NvmeSession {
             let answer = answer.await?;
             if answer.status.is_success() {
                 let data = answer.data.as_deref().unwrap_or_default();
-                if let Some(codecs) = words::codecs(&request, data) {
-                    link.learn(codecs);
-                }
                 if let Some(reply) = words::reply(&request, data) {
+                    if let Some(codecs) = words::codecs(&reply, data) {
+                        link.learn(codecs);
+                    }
                     return Ok(Ok(reply));
                 }
             } else if let Some(refusal) = words::refusal(answer.status, answer.result) {

@@ -8,6 +8,7 @@ use flagstone_mirror::id::{Generation, Uuid};
 use flagstone_mirror::limits::{BASES_LEN, HISTORY_LEN};
 use flagstone_mirror::order::Order;
 use flagstone_mirror::peer::{About, Attach, Refusal, Reply, Request};
+use flagstone_mirror::{Version, Versions};
 use flagstone_nvme::replica as wire;
 use flagstone_nvme::replica::State;
 use flagstone_nvme::wire::{U32, U64};
@@ -26,7 +27,8 @@ pub(crate) fn to_wire(request: &Request) -> Option<wire::Request> {
             let who = (attach.volume.0, attach.source.0);
             let said =
                 wire::Attach::new(who.0, who.1, attach.epoch, attach.expected.0, attach.in_sync);
-            wire::Request::Attach(said.of_size(attach.usable_bytes))
+            let said = said.of_size(attach.usable_bytes).of_version(attach.version.0);
+            wire::Request::Attach(said)
         }
         Request::Ancestors { generations } => {
             let said = generations.0.map(|generation| generation.0);
@@ -70,6 +72,7 @@ pub(crate) fn from_wire(request: wire::Request) -> Request {
             expected: Generation(attach.expected.get()),
             in_sync: attach.in_sync(),
             usable_bytes: attach.usable_bytes.get(),
+            version: Version(attach.version()),
         }),
         wire::Request::Ancestors(said) => Request::Ancestors {
             generations: List(said.generations.map(|generation| Generation(generation.get()))),
@@ -111,6 +114,8 @@ pub(crate) fn put_reply(reply: &Reply, place: &mut [u8]) -> bool {
     match reply {
         Reply::Done => place.is_empty(),
         Reply::About(about) => about_to_wire(about).encode(place) == Some(place.len()),
+        // No replica says that of itself.
+        Reply::Stranger(_) => false,
         Reply::Bits(words) => put_words(&words[..], place),
         Reply::Checksums(sums) => put_words(sums, place),
     }
@@ -127,7 +132,7 @@ fn put_words(words: &[u64], place: &mut [u8]) -> bool {
 pub(crate) fn reply(request: &wire::Request, data: &[u8]) -> Option<Reply> {
     let words = || data.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
     Some(match request {
-        wire::Request::Identify { .. } => Reply::About(about_from_wire(wire::About::view(data)?)?),
+        wire::Request::Identify { .. } => identity(wire::About::view(data)?)?,
         wire::Request::Bitmap { .. } => {
             let mut page = Box::new([0; WORDS]);
             if words().len() != WORDS {
@@ -141,10 +146,10 @@ pub(crate) fn reply(request: &wire::Request, data: &[u8]) -> Option<Reply> {
     })
 }
 
-/// The codecs that the replica knows, of a reply to Replica Identify.
-pub(crate) fn codecs(request: &wire::Request, data: &[u8]) -> Option<u8> {
-    let asked = matches!(request, wire::Request::Identify { .. });
-    wire::About::view(data).filter(|_| asked).map(|said| said.codecs)
+/// The codecs that the replica knows, of the data of a reply that tells who it is.
+pub(crate) fn codecs(reply: &Reply, data: &[u8]) -> Option<u8> {
+    let known = matches!(reply, Reply::About(_));
+    wire::About::view(data).filter(|_| known).map(|said| said.codecs)
 }
 
 fn about_to_wire(about: &About) -> wire::About {
@@ -162,7 +167,8 @@ fn about_to_wire(about: &About) -> wire::About {
         (about.active, wire::About::ACTIVE),
         (about.volatile_cache, wire::About::VOLATILE_CACHE),
     ];
-    let mut said = wire::About::new(role);
+    let versions = about.versions.lowest().0..=about.versions.highest().0;
+    let mut said = wire::About::new(role, versions);
     said.flags = flags.iter().filter(|(is, _)| *is).fold(0, |all, (_, flag)| all | flag);
     said.bit_bytes = U32::new(bit_bytes);
     said.usable_bytes = U64::new(usable_bytes);
@@ -176,15 +182,22 @@ fn about_to_wire(about: &About) -> wire::About {
     said
 }
 
-fn about_from_wire(said: &wire::About) -> Option<About> {
-    let role = match said.check() {
-        Ok(wire::Role::Target) => Role::Target,
-        Ok(wire::Role::Source) => Role::Source,
-        Err(error) => {
-            tracing::warn!("{error}");
-            return None;
-        }
+/// Who a replica says that it is; `None` when that makes no sense.
+fn identity(said: &wire::About) -> Option<Reply> {
+    let told = |error: wire::AboutError| tracing::warn!("{error}");
+    let range = said.versions().map_err(told).ok()?;
+    let versions = Versions::new(*range.start(), *range.end())?;
+    if Versions::SPOKEN.highest_common(versions).is_err() {
+        return Some(Reply::Stranger(versions));
+    }
+    let role = match said.check().map_err(told).ok()? {
+        wire::Role::Target => Role::Target,
+        wire::Role::Source => Role::Source,
     };
+    Some(Reply::About(about_from_wire(said, role, versions)))
+}
+
+fn about_from_wire(said: &wire::About, role: Role, versions: Versions) -> About {
     let generation = |number: U64| Generation(number.get());
     let view = View {
         volume: Uuid(said.volume),
@@ -204,7 +217,7 @@ fn about_from_wire(said: &wire::About) -> Option<About> {
         dirty: said.has(wire::About::DIRTY),
     };
     let active = said.has(wire::About::ACTIVE);
-    Some(About { view, role, active, volatile_cache: said.has(wire::About::VOLATILE_CACHE) })
+    About { view, role, active, volatile_cache: said.has(wire::About::VOLATILE_CACHE), versions }
 }
 
 /// A refusal as a completion.
@@ -219,6 +232,7 @@ pub(crate) fn refusal_to_wire(refusal: Refusal) -> (Status, u64) {
         Refusal::Range => wire::Refusal::Range,
         Refusal::Failed => wire::Refusal::Failed,
         Refusal::NotNow => wire::Refusal::NotNow,
+        Refusal::Version => wire::Refusal::Version,
     };
     refusal.completion()
 }
@@ -235,5 +249,6 @@ pub(crate) fn refusal(status: Status, result: u64) -> Option<Refusal> {
         wire::Refusal::Range => Refusal::Range,
         wire::Refusal::Failed => Refusal::Failed,
         wire::Refusal::NotNow => Refusal::NotNow,
+        wire::Refusal::Version => Refusal::Version,
     })
 }

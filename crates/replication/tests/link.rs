@@ -1,7 +1,7 @@
 //! Two mirrored nodes and the link between them over NVMe/TCP, in a simulated world.
 #![allow(missing_docs)]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use flagstone_mirror::peer::{LinkStatus, Peer, Request, SharedSession};
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::MirrorState;
-use flagstone_mirror::{Mirror, Mode, PeerOptions};
+use flagstone_mirror::{Mirror, Mode, PeerOptions, Versions};
 use flagstone_nvme::replica as wire;
 use flagstone_nvme::{Nqn, Wire};
 use flagstone_nvmf::host::{AdminData, Compressed, HostOptions, RemoteSession};
@@ -70,12 +70,16 @@ fn host_options(index: usize) -> HostOptions {
 
 type Mirrors = Rc<RefCell<[Option<Arc<Mirror>>; 2]>>;
 
+/// The versions of the link that each node speaks.
+type Releases = [Versions; 2];
+
 struct World {
     sim: Simulation,
     nodes: [NodeId; 2],
     mirrors: Mirrors,
     mode: Mode,
     link: LinkOptions,
+    releases: Cell<Releases>,
     _memory: Memory,
 }
 
@@ -107,6 +111,10 @@ impl World {
     }
 
     fn with_memory(seed: u64, mode: Mode, link: LinkOptions, memory: Memory) -> World {
+        World::of(seed, mode, link, memory, [Versions::SPOKEN; 2])
+    }
+
+    fn of(seed: u64, mode: Mode, link: LinkOptions, memory: Memory, releases: Releases) -> World {
         let sim = Simulation::new(seed, Config::default());
         let nodes = [sim.add_node("a"), sim.add_node("b")];
         for (index, node) in nodes.into_iter().enumerate() {
@@ -121,7 +129,8 @@ impl World {
             });
             sim.block_on(made).expect("nobody ends it");
         }
-        let world = World { sim, nodes, mirrors: Rc::default(), mode, link, _memory: memory };
+        let (mirrors, releases) = (Rc::default(), Cell::new(releases));
+        let world = World { sim, nodes, mirrors, mode, link, releases, _memory: memory };
         world.start(0);
         world.start(1);
         world
@@ -142,6 +151,7 @@ impl World {
         let mut peer = PeerOptions::new(Arc::new(self.way(index)));
         peer.mode = self.mode;
         let (mirrors, here) = (self.mirrors.clone(), self.address(index));
+        let versions = self.releases.get()[index];
         self.sim.spawn_on(self.nodes[index], async move {
             let local = loop {
                 match Replica::open(open(), None).await {
@@ -149,7 +159,7 @@ impl World {
                     Err(_) => time::sleep(Duration::from_millis(100)).await,
                 }
             };
-            let mirror = Arc::new(Mirror::new(local, vec![peer]));
+            let mirror = Arc::new(Mirror::speaking(versions, local, vec![peer]));
             let target = Target::new(target_config()).unwrap();
             let (nqn, serial) = (subsystem(), "1".to_owned());
             let config = SubsystemConfig { nqn, serial, allow_hosts: vec![host(1 - index)] };
@@ -538,4 +548,100 @@ fn a_peer_that_falls_silent_is_given_up_in_time() {
             assert!(took < MOMENT / 100, "a later call failed after {took:?}");
         }
     }
+}
+
+fn versions(lowest: u16, highest: u16) -> Versions {
+    Versions::new(lowest, highest).expect("a range")
+}
+
+/// Whatever releases both nodes are of, if there is a version that both speak; also when they are
+/// replaced by others, and in both roles.
+#[test]
+fn nodes_of_different_releases_mirror_and_are_upgraded() {
+    let (before, this, next) = (versions(2, 2), Versions::SPOKEN, versions(3, 4));
+    for (seed, [first, second]) in (1..).zip([
+        [[before, before], [this, before]],
+        [[before, this], [this, this]],
+        [[this, before], [this, this]],
+        [[this, this], [before, this]],
+        [[next, this], [this, next]],
+    ]) {
+        let (link, memory) = (LinkOptions::default(), Memory::shared());
+        let world = World::of(seed, Mode::Async, link, memory, first);
+        world.until_mirroring(0);
+        world.write(0, 4096, 1);
+        world.sim.run_for(Duration::from_secs(2));
+        world.releases.set(second);
+        world.fail_over_to(1);
+        world.write(1, 8192, 2);
+        world.sim.restart(world.nodes[0]);
+        world.start(0);
+        world.until_mirroring(1);
+        world.write(1, 12288, 3);
+        world.sim.run_for(Duration::from_secs(2));
+        world.fail_over_to(0);
+        assert_eq!([4096, 8192, 12288].map(|offset| world.read(0, offset)), [1, 2, 3]);
+    }
+}
+
+/// Of a release too far from this one nothing is looked at but which versions it speaks.
+#[test]
+fn a_node_without_a_version_in_common_is_told_apart_and_waits() {
+    let releases = [Versions::SPOKEN, versions(4, u16::MAX)];
+    let world = World::of(1, Mode::Sync, LinkOptions::default(), Memory::shared(), releases);
+    world.sim.run_for(Duration::from_secs(20));
+    for (index, peers) in [(0, releases[1]), (1, releases[0])] {
+        assert_eq!(world.mirror(index).state(0), MirrorState::Mismatch, "node {index}");
+        let mirror = world.mirror(index);
+        let status = world.sim.spawn_on(world.nodes[index], async move { mirror.status() });
+        let status = world.sim.block_on(status).expect("nobody ends it");
+        assert_eq!(status.peers[0].versions, Some(peers));
+        assert!(mirror_has_met_nobody(&world, index), "node {index}");
+    }
+    world.stop(1);
+    world.releases.set([releases[0], versions(3, 7)]);
+    world.sim.restart(world.nodes[1]);
+    world.start(1);
+    world.until_mirroring(0);
+}
+
+fn mirror_has_met_nobody(world: &World, index: usize) -> bool {
+    world.mirror(index).met(0).is_none() && !world.mirror(index).has_source()
+}
+
+/// As the release before this one has it, byte for byte: a source that says nothing of versions
+/// attaches, and may ask for what that release had without a number of its own.
+#[test]
+fn a_source_that_knows_no_ranges_is_served() {
+    with_attached(Memory::shared(), async |session| {
+        let asked = wire::Request::Identify { asker: [3; 16] };
+        let (command, _) = asked.command(0, session.nsid());
+        let place = AdminData::In(buf::alloc_small(asked.reply_bytes()));
+        let said = session.admin(command, place).await.expect("it answers").data.expect("success");
+        assert_eq!(said[..2], [2, 0], "all that it looks at");
+        let clear = wire::Request::ClearRoom { usable_bytes: 4096 };
+        let (command, _) = clear.command(0, session.nsid());
+        let answer = session.admin(command, AdminData::None).await.expect("an answer");
+        assert!(answer.status.is_success(), "{}", answer.status);
+    });
+}
+
+/// A source that has chosen what this target does not speak, as if it had been another a moment
+/// before, is not let in; nor does a version of a hostile one harm.
+#[test]
+fn a_source_of_a_version_that_is_not_spoken_is_refused() {
+    with_attached(Memory::shared(), async |session| {
+        for version in [1, 4, 0x200, u16::MAX] {
+            let attach = wire::Attach::new([7; 16], [3; 16], 99, 1, true).of_version(version);
+            let (command, _) = wire::Request::Attach(attach).command(0, session.nsid());
+            let mut data = buf::alloc_small(attach.bytes().len());
+            data.copy_from_slice(attach.bytes());
+            let data = AdminData::Out(data.freeze());
+            let answer = session.admin(command, data).await.expect("an answer");
+            let refused = wire::Refusal::of(answer.status, answer.result);
+            assert_eq!(refused, Some(wire::Refusal::Version), "version {version}");
+        }
+        // It is attached as before.
+        session.flush().await.expect("its own attachment stays");
+    });
 }

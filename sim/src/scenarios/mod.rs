@@ -23,6 +23,7 @@ pub const ALL: &[Scenario] = &[
     mirror::FAULTY,
     mirror::BROKEN,
     mirror::GROW,
+    mirror::UPGRADE,
     mirror::TWO,
 ];
 

@@ -151,9 +151,18 @@ fn peer_text(peer: &PeerDocument, was: Option<&PeerDocument>, wall: u64) -> Stri
     text
 }
 
-/// What is not usual of the way to the peer; nothing of one that sends all as it is.
+/// What is not usual of the way to the peer; nothing of one that sends all as it is, between nodes of
+/// one release.
 fn link_text(link: &LinkDocument) -> String {
     let mut parts = Vec::new();
+    if let (Some(version), Some((_, peers))) = (link.version, link.peer_versions) {
+        let (_, ours) = link.node_versions;
+        if ours > version {
+            parts.push(format!("version {version}, as the peer speaks no later one"));
+        } else if peers > version {
+            parts.push(format!("version {version}, as this node speaks no later one"));
+        }
+    }
     match link.compression.as_str() {
         "" | "none" => {}
         codec if link.compression_declined => {

@@ -199,6 +199,7 @@ fn a_link_that_compresses_or_is_capped_says_so() {
             max_bytes_per_second: cap,
             data_bytes: 4 << 20,
             sent_bytes: 1 << 20,
+            ..LinkDocument::default()
         })
     };
     assert_eq!(of("none", false, None), "");
@@ -208,4 +209,21 @@ fn a_link_that_compresses_or_is_capped_says_so() {
         "  link: zstd is wanted, which the peer does not know: not compressed; \
          at most 50.0 MB/s to the peer\n"
     );
+}
+
+#[test]
+fn a_link_of_an_older_version_says_who_holds_it_there() {
+    let of = |version, node_versions, peer_versions| {
+        let compression = "none".to_owned();
+        let link = LinkDocument { version, node_versions, peer_versions, ..Default::default() };
+        link_text(&LinkDocument { compression, ..link })
+    };
+    assert_eq!(of(None, (2, 3), None), "", "not met");
+    assert_eq!(of(Some(3), (2, 3), Some((2, 3))), "");
+    let peer = of(Some(2), (2, 3), Some((2, 2)));
+    assert_eq!(peer, "  link: version 2, as the peer speaks no later one\n");
+    let own = of(Some(3), (2, 3), Some((3, 5)));
+    assert_eq!(own, "  link: version 3, as this node speaks no later one\n");
+    // What to do about none in common is told as advice.
+    assert_eq!(of(None, (2, 3), Some((4, 5))), "");
 }

@@ -175,14 +175,26 @@ async fn grow(
     let grown = mirrored.grow(size_bytes, dry_run).await.map_err(refused)?;
     let (from, to) = (format_size(grown.from_bytes), format_size(grown.to_bytes));
     let changed = grown.to_bytes > grown.from_bytes;
+    let older = grown.copied_to.join(" and ");
+    let (nodes, copied) = match older.as_str() {
+        "" => ("all nodes".to_owned(), String::new()),
+        older => (
+            format!("all nodes but {older}"),
+            format!(
+                ", and it is copied to {older}, whose version of Flagstone cannot zero it: until \
+                 that has ended {older} cannot take over"
+            ),
+        ),
+    };
     let said = match changed {
         true if grown.goes_on => format!(
-            "the volume is growing from {from} to {to}: what is new is being zeroed on all nodes, \
-             which goes on; hosts are told when that has ended (see `flagstone mirror status`)"
+            "the volume is growing from {from} to {to}: what is new is being zeroed on {nodes}, \
+             which goes on; hosts are told when that has ended (see `flagstone mirror \
+             status`){copied}"
         ),
         true => format!(
-            "the volume grows from {from} to {to}: what is new is zeroed on all nodes, then hosts are \
-             told"
+            "the volume grows from {from} to {to}: what is new is zeroed on {nodes}, then hosts are \
+             told{copied}"
         ),
         false if size_bytes.is_some() => format!("the volume has {to} already"),
         false => format!(
@@ -270,6 +282,9 @@ fn problem(now: &MirrorDocument, deed: Deed, error: CommandError) -> Problem {
             "{name} does not serve {volume}, or {node} is not in sync with it: see `flagstone \
              mirror status {volume}` there"
         )),
+        CommandError::Peer(AskError::NoCommonVersion(none)) => {
+            Problem::conflict(format!("{name}: {none}"))
+        }
         CommandError::Peer(AskError::Refused(refusal)) => {
             Problem::conflict(format!("{name} refuses: {refusal}"))
         }

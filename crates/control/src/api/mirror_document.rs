@@ -152,6 +152,16 @@ pub struct LinkDocument {
     pub data_bytes: u64,
     /// What was sent for it: less when it is compressed.
     pub sent_bytes: u64,
+    /// The version of the link that both nodes use: the highest that both speak. `null` before they
+    /// have met, and when there is none.
+    #[serde(default)]
+    pub version: Option<u16>,
+    /// The lowest and the highest that this node speaks.
+    #[serde(default)]
+    pub node_versions: (u16, u16),
+    /// The same of the peer, as it said when it was met last; `null` before.
+    #[serde(default)]
+    pub peer_versions: Option<(u16, u16)>,
 }
 
 /// What a peer said of itself when it was met last.

@@ -2,9 +2,9 @@
 
 use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::format::superblock::Role;
-use flagstone_mirror::peer::{About, LinkStatus};
+use flagstone_mirror::peer::About;
 use flagstone_mirror::state::{MirrorState, PeerStatus, Wish};
-use flagstone_mirror::{Ack, Mirror, Mode, WhenPeerLost, WhenSplit};
+use flagstone_mirror::{Ack, Mirror, Mode, NoCommonVersion, Versions, WhenPeerLost, WhenSplit};
 use flagstone_runtime::time;
 
 use super::mirror_document::{
@@ -173,18 +173,30 @@ fn peer(mirror: &Mirror, leg: usize, name: &str, status: &PeerStatus) -> PeerDoc
         losses: status.losses,
         given_up: status.given_up,
         given_up_bytes: status.given_up_bytes,
-        link: link(&status.link),
+        link: link(mirror.versions(), status),
     }
 }
 
-fn link(status: &LinkStatus) -> LinkDocument {
+fn link(ours: Versions, status: &PeerStatus) -> LinkDocument {
+    let PeerStatus { link, versions, .. } = status;
+    let range = |versions: Versions| (versions.lowest().0, versions.highest().0);
+    let common = versions.and_then(|peers| ours.highest_common(peers).ok());
     LinkDocument {
-        compression: status.compression.into(),
-        compression_declined: status.is_declined,
-        max_bytes_per_second: status.max_bytes_per_s,
-        data_bytes: status.data_bytes,
-        sent_bytes: status.sent_bytes,
+        compression: link.compression.into(),
+        compression_declined: link.is_declined,
+        max_bytes_per_second: link.max_bytes_per_s,
+        data_bytes: link.data_bytes,
+        sent_bytes: link.sent_bytes,
+        version: common.map(|version| version.0),
+        node_versions: range(ours),
+        peer_versions: versions.map(range),
     }
+}
+
+/// The versions of the link, where the peer speaks none that this node does.
+fn other_release(link: &LinkDocument) -> Option<NoCommonVersion> {
+    let range = |(lowest, highest)| Versions::new(lowest, highest);
+    range(link.node_versions)?.highest_common(range(link.peer_versions?)?).err()
 }
 
 fn mode_name(mode: Mode) -> &'static str {
@@ -241,11 +253,21 @@ fn next_of(
              on {name}, then `flagstone mirror resolve {volume} --keep mine` here. To keep that of \
              {name}: `flagstone mirror resolve {volume} --keep peer` here"
         ),
-        "mismatch" => format!(
-            "{name} holds another volume, or one of another size: look at it there; to make it a \
-             replica of this one, `flagstone mirror delete {volume}` and `flagstone mirror create \
-             {volume} --target` there"
-        ),
+        "mismatch" => match other_release(&peer.link) {
+            Some(none) => {
+                let (ours, theirs) = (none.ours, none.peers);
+                let older = if none.is_ours_older() { node } else { name };
+                format!(
+                    "{name} speaks {theirs} of the replication link, and {node} {ours}: upgrade \
+                     Flagstone on {older}; both go on by themselves then"
+                )
+            }
+            None => format!(
+                "{name} holds another volume, or one of another size: look at it there; to make it \
+                 a replica of this one, `flagstone mirror delete {volume}` and `flagstone mirror \
+                 create {volume} --target` there"
+            ),
+        },
         "no-source" if replica.inconsistent => format!(
             "neither {node} nor {name} has whole data: bring back the node that was the source"
         ),
@@ -364,6 +386,14 @@ mod tests {
             let next = next(&with(state, replica.clone()));
             assert!(next.len() == 1 && next[0].contains(part), "{state}: {next:?}");
         }
+        let mut far = with("mismatch", active.clone());
+        far.peers[0].link.node_versions = (2, 3);
+        for (peers, older) in [((4, 6), "node-a"), ((1, 1), "node-b")] {
+            far.peers[0].link.peer_versions = Some(peers);
+            let part = format!("upgrade Flagstone on {older}");
+            assert!(next(&far)[0].contains(&part), "{:?}", next(&far));
+        }
+        assert!(next(&far)[0].contains("node-b speaks version 1 of"), "{:?}", next(&far));
         let failed = ReplicaDocument { local_failed: true, ..active };
         assert!(next(&with("mirroring", failed))[0].contains("the peer carries the volume"));
         let none =

@@ -5,7 +5,8 @@
 //! the volume is as it was: whatever that takes, each target that is in sync can take over. Then it
 //! gives its replica another size between two mirrors ([`HandOn`]): calls
 //! of hosts wait for that moment. It meets its targets anew, asks them to have its size, and copies
-//! what hosts wrote meanwhile; what is new only where a node does not know any more that it is zero.
+//! what hosts wrote meanwhile; what is new only where a node does not know any more that it is zero,
+//! or is of a version that could not be asked to zero it.
 
 use std::rc::{Rc, Weak};
 
@@ -13,7 +14,7 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_mirror::format::superblock::Role;
 use flagstone_mirror::peer::identify;
 use flagstone_mirror::shape::{Shape, log_layout, usable_with_log};
-use flagstone_mirror::{HandOn, Mirror};
+use flagstone_mirror::{HandOn, Mirror, Version};
 use flagstone_runtime::{spawn, time};
 
 use super::make::failed;
@@ -34,8 +35,19 @@ pub(crate) struct Grown {
     pub to_bytes: u64,
     /// Who has no room for more.
     pub smallest: String,
+    /// Peers of an older version, which cannot zero what is new: it is copied to them.
+    pub copied_to: Vec<String>,
     /// What is new is being zeroed still: the volume grows when that has ended.
     pub goes_on: bool,
+}
+
+/// What a volume can grow to.
+struct Room {
+    room_bytes: u64,
+    /// Who has no room for more.
+    smallest: String,
+    /// See [`Grown::copied_to`].
+    copied_to: Vec<String>,
 }
 
 /// Says that the mirror is being replaced, until dropped.
@@ -88,7 +100,7 @@ impl Mirrored {
                 format_size(bytes)
             ));
         }
-        let (room_bytes, smallest) = self.room(&mirror).await?;
+        let Room { room_bytes, smallest, copied_to } = self.room(&mirror).await?;
         let from_bytes = mirror.usable_bytes();
         let to_bytes = wanted.unwrap_or(room_bytes);
         if to_bytes < from_bytes {
@@ -111,7 +123,7 @@ impl Mirrored {
         if to_bytes > from_bytes && !dry_run {
             goes_on = self.begin_growing(mirror, to_bytes).await.map_err(failed)?;
         }
-        Ok(Grown { from_bytes, to_bytes, smallest, goes_on })
+        Ok(Grown { from_bytes, to_bytes, smallest, copied_to, goes_on })
     }
 
     /// Has the volume grow, and waits for it for a while: true when it goes on after that.
@@ -157,15 +169,16 @@ impl Mirrored {
         self.resize(mirror, bytes).await
     }
 
-    /// What all replicas have room for, and which node sets that bound.
-    async fn room(&self, mirror: &Mirror) -> Result<(u64, String), CreateError> {
-        let mut least = (mirror.room_bytes(), self.node.clone());
+    /// What all replicas have room for, and which of them cannot zero it.
+    async fn room(&self, mirror: &Mirror) -> Result<Room, CreateError> {
+        let (room_bytes, smallest) = (mirror.room_bytes(), self.node.clone());
+        let mut least = Room { room_bytes, smallest, copied_to: Vec::new() };
         let (volume, own) = (mirror.status().volume, mirror.status().replica);
         for (leg, name) in self.peers.iter().enumerate() {
             let way = self.way(leg).map_err(failed)?;
             let answer = match way.connect().await {
                 Ok(session) => {
-                    let answer = identify(&session, own).await;
+                    let answer = identify(&session, own, mirror.versions()).await;
                     session.close();
                     answer.map_err(|error| error.to_string())
                 }
@@ -184,8 +197,12 @@ impl Mirrored {
                     self.name
                 )));
             }
-            if about.view.room_bytes < least.0 {
-                least = (about.view.room_bytes, name.clone());
+            if about.view.room_bytes < least.room_bytes {
+                (least.room_bytes, least.smallest) = (about.view.room_bytes, name.clone());
+            }
+            let common = mirror.versions().highest_common(about.versions);
+            if common.is_ok_and(|version| version < Version::CLEARS_ROOM) {
+                least.copied_to.push(name.clone());
             }
         }
         Ok(least)

@@ -171,7 +171,7 @@ impl Mirrored {
             let way = self.way(leg).map_err(failed)?;
             let answer = match way.connect().await {
                 Ok(session) => {
-                    let answer = identify(&session, Id::default()).await;
+                    let answer = identify(&session, Id::default(), self.versions.get()).await;
                     session.close();
                     answer.map_err(|error| error.to_string())
                 }

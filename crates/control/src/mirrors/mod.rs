@@ -30,7 +30,7 @@ use flagstone_mirror::peer::SharedPeer;
 use flagstone_mirror::queue::QueueLimits;
 use flagstone_mirror::replica::{Replica, read_superblock};
 use flagstone_mirror::shape::{Shape, layout};
-use flagstone_mirror::{Mirror, PeerOptions};
+use flagstone_mirror::{Mirror, PeerOptions, Versions};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf::host::HostOptions;
@@ -94,6 +94,9 @@ pub(crate) struct Mirrored {
     growing: Cell<bool>,
     /// The size to which it is to grow, from when what is new is zeroed.
     growing_to: Cell<Option<u64>>,
+    /// The versions of the replication link that this node speaks: all that there are, but in tests
+    /// of nodes of several releases.
+    versions: Cell<Versions>,
     /// One at a time makes the replica, or forgets it.
     making: Rc<Semaphore>,
 }
@@ -155,6 +158,7 @@ impl Mirrored {
             watch: RefCell::default(),
             growing: Cell::default(),
             growing_to: Cell::default(),
+            versions: Cell::new(Versions::SPOKEN),
             making: Semaphore::new(1),
         })
     }
@@ -265,7 +269,7 @@ impl Mirrored {
         let volume = replica.superblock().volume;
         let peers =
             (0..self.links.len()).map(|leg| self.peer_options(leg)).collect::<Result<_, _>>()?;
-        let mirror = Mirror::new(replica, peers);
+        let mirror = Mirror::speaking(self.versions.get(), replica, peers);
         let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
         let hidden = SubsystemConfig {
             nqn: self.replica_nqn,

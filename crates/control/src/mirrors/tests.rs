@@ -11,6 +11,7 @@ use flagstone_nvmf::target::{NamespaceConfig, TargetConfig, serve};
 use flagstone_runtime::net::Listener;
 use flagstone_runtime::{block_on, buf, spawn_detached, time};
 
+use super::grow::Grown;
 use super::*;
 use crate::stack::open_stack;
 
@@ -394,48 +395,97 @@ fn a_mirror_that_does_not_start_is_started_anew() {
     .unwrap();
 }
 
+/// Two nodes, of these versions of the link, whose volume has grown over what was not zero, and with
+/// it how much of it was copied then, in bytes.
+async fn two_that_grew(versions: [Versions; 2]) -> ([Node; 2], Grown, u64) {
+    const NEW: u64 = 256 << 20;
+    let files = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
+    files.iter().for_each(|file| file.as_file().set_len(64 << 20).unwrap());
+    let paths = files.each_ref().map(|file| file.path().to_str().unwrap());
+    let nodes = two_nodes_on(paths).await;
+    nodes.iter().zip(versions).for_each(|(node, versions)| node.mirrored.versions.set(versions));
+    nodes[0].mirrored.create(CreateRole::Source, false, false).await.unwrap();
+    nodes[1].mirrored.create(CreateRole::Target, false, false).await.unwrap();
+    eventually("in sync", || nodes[0].state() == MirrorState::Mirroring).await;
+    let host = nodes[0].mirrored.device();
+    write(&host, 8192, 7).await.unwrap();
+    let before = host.geometry().size_bytes;
+    for (file, rest) in files.iter().zip([0xaa, 0xbb]) {
+        file.as_file().set_len(NEW).unwrap();
+        file.as_file().write_all_at(&vec![rest; 1 << 20], 100 << 20).unwrap();
+    }
+    let foreseen = nodes[0].mirrored.grow(None, true).await.unwrap();
+    let grown = nodes[0].mirrored.grow(None, false).await.unwrap();
+    assert_eq!(grown, foreseen);
+    assert_eq!((grown.from_bytes, grown.goes_on), (before, false));
+    assert!(grown.to_bytes > 240 << 20, "{grown:?}");
+    eventually("in sync", || nodes[0].state() == MirrorState::Mirroring).await;
+    let sizes = nodes.each_ref().map(|node| node.mirrored.mirror().unwrap().usable_bytes());
+    assert_eq!(sizes, [grown.to_bytes; 2]);
+    let status = nodes[0].mirrored.mirror().unwrap().status().peers[0];
+    assert_eq!(read(&host, 100 << 20).await, Some(0));
+    write(&host, 110 << 20, 9).await.unwrap();
+    (nodes, grown, status.resync_total_bytes)
+}
+
+/// The source dies, and what was written and what nobody wrote is at its target.
+async fn source_dies(nodes: [Node; 2]) {
+    // It is gone as one whose process has died: nothing of it goes on.
+    nodes[0].mirrored.mirror().unwrap().close();
+    let has_source = || nodes[1].mirrored.mirror().unwrap().has_source();
+    eventually("its death is noticed", || !has_source()).await;
+    nodes[1].mirrored.mirror().unwrap().failover().await.unwrap();
+    let host = nodes[1].mirrored.device();
+    for (offset, byte) in [(8192, 7), (100 << 20, 0), (110 << 20, 9)] {
+        assert_eq!(read(&host, offset).await, Some(byte), "at {offset}");
+    }
+    nodes[1].mirrored.end().await;
+}
+
 /// What is new is zeroed on both nodes before the volume grows, so that nothing of it is copied, and
-/// the target is whole at once: the source dies, and it serves.
+/// the target is whole at once.
 #[test]
 fn a_volume_grows_into_zeroes_and_its_target_takes_over() {
-    const NEW: u64 = 256 << 20;
     block_on(async {
-        let files = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
-        files.iter().for_each(|file| file.as_file().set_len(64 << 20).unwrap());
-        let paths = files.each_ref().map(|file| file.path().to_str().unwrap());
-        let nodes = two_nodes_on(paths).await;
-        nodes[0].mirrored.create(CreateRole::Source, false, false).await.unwrap();
-        nodes[1].mirrored.create(CreateRole::Target, false, false).await.unwrap();
-        eventually("in sync", || nodes[0].state() == MirrorState::Mirroring).await;
-        let hosts = nodes.each_ref().map(|node| node.mirrored.device());
-        write(&hosts[0], 8192, 7).await.unwrap();
-        let before = hosts[0].geometry().size_bytes;
-        for (file, rest) in files.iter().zip([0xaa, 0xbb]) {
-            file.as_file().set_len(NEW).unwrap();
-            file.as_file().write_all_at(&vec![rest; 1 << 20], 100 << 20).unwrap();
-        }
-
-        let grown = nodes[0].mirrored.grow(None, false).await.unwrap();
-        assert_eq!((grown.from_bytes, grown.goes_on), (before, false));
-        assert!(grown.to_bytes > 240 << 20, "{grown:?}");
-        eventually("in sync", || nodes[0].state() == MirrorState::Mirroring).await;
-        let sizes = nodes.each_ref().map(|node| node.mirrored.mirror().unwrap().usable_bytes());
-        assert_eq!(sizes, [grown.to_bytes; 2]);
-        let status = nodes[0].mirrored.mirror().unwrap().status().peers[0];
+        let (nodes, grown, copied) = two_that_grew([Versions::SPOKEN; 2]).await;
+        assert!(grown.copied_to.is_empty(), "{grown:?}");
         // Bits that the first resync has cleared need not have reached the log's device yet.
-        assert!(status.resync_total_bytes <= 64 << 20, "{status:?}");
-        assert_eq!(read(&hosts[0], 100 << 20).await, Some(0));
-        write(&hosts[0], 110 << 20, 9).await.unwrap();
+        assert!(copied <= 64 << 20, "{copied} B were copied");
+        source_dies(nodes).await;
+    })
+    .unwrap();
+}
 
-        // It is gone as one whose process has died: nothing of it goes on.
-        nodes[0].mirrored.mirror().unwrap().close();
-        eventually("its death is noticed", || !nodes[1].mirrored.mirror().unwrap().has_source())
-            .await;
-        nodes[1].mirrored.mirror().unwrap().failover().await.unwrap();
-        for (offset, byte) in [(8192, 7), (100 << 20, 0), (110 << 20, 9)] {
-            assert_eq!(read(&hosts[1], offset).await, Some(byte), "at {offset}");
-        }
-        nodes[1].mirrored.end().await;
+/// A node of the version before cannot be asked to zero what is new: it is told to the operator, and
+/// copied.
+#[test]
+fn what_a_volume_grows_over_is_copied_to_a_node_of_the_version_before() {
+    block_on(async {
+        let before = Versions::new(2, 2).unwrap();
+        let (nodes, grown, copied) = two_that_grew([Versions::SPOKEN, before]).await;
+        assert_eq!(grown.copied_to, ["node-b"]);
+        let new = grown.to_bytes - grown.from_bytes;
+        assert!(copied >= new, "{copied} of {new} B were copied");
+        source_dies(nodes).await;
+    })
+    .unwrap();
+}
+
+/// Nothing is made of what a node says that speaks no version of the link that this one does, and the
+/// operator is told which of the two is behind.
+#[test]
+fn a_target_of_versions_too_far_from_its_source_is_not_made() {
+    block_on(async {
+        let [a, b] = two_nodes().await;
+        a.mirrored.versions.set(Versions::new(4, 6).unwrap());
+        a.mirrored.create(CreateRole::Source, false, false).await.unwrap();
+        let refused = b.mirrored.create(CreateRole::Target, false, false).await;
+        let Err(CreateError::Refused(said)) = refused else { panic!("{refused:?}") };
+        let part = "speaks versions 4 to 6 of the replication link, and this node versions 2 to 3: \
+                    upgrade Flagstone on this node";
+        assert!(said.contains(part), "{said}");
+        assert!(b.mirrored.mirror().is_none());
+        a.mirrored.end().await;
     })
     .unwrap();
 }

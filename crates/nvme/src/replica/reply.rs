@@ -1,5 +1,7 @@
 //! What a replica answers: what it says of itself, and why it refuses.
 
+use std::ops::RangeInclusive;
+
 use crate::status::{Status, sct};
 use crate::wire::{U16, U32, U64, wire};
 
@@ -7,18 +9,14 @@ use crate::wire::{U16, U32, U64, wire};
 pub const BASES: usize = 4;
 /// Generations of the past, in [`About`].
 pub const HISTORY: usize = 16;
-/// Version of the layout of [`About`].
-///
-/// Version 2 names what a write was beside; 1 had order epochs.
-const VERSION: u16 = 2;
 /// Smallest and largest part of a volume that a bit stands for, in bytes.
-const BIT_BYTES: std::ops::RangeInclusive<u32> = 4 << 10..=16 << 20;
+const BIT_BYTES: RangeInclusive<u32> = 4 << 10..=16 << 20;
 
 wire! {
     /// Data of Replica Identify.
     pub struct About [512] {
-        /// Version of this layout: 2.
-        0 => pub version: U16,
+        /// The lowest version of the link that it speaks; see [`About::versions`].
+        0 => pub lowest_version: U16,
         /// See [`Role`].
         2 => pub role: u8,
         /// See the constants of [`About`].
@@ -43,7 +41,11 @@ wire! {
         /// that they do not know.
         224 => pub codecs: u8,
         #[doc(hidden)]
-        225 => _reserved225: [u8; 7],
+        225 => _reserved225: [u8; 1],
+        /// The highest version of the link that it speaks; 0 when it is not said: no other.
+        226 => pub highest_version: U16,
+        #[doc(hidden)]
+        228 => _reserved228: [u8; 4],
         /// The largest size that it could take over, in bytes; 0 when it is not said: no other.
         232 => pub room_bytes: U64,
         #[doc(hidden)]
@@ -63,9 +65,9 @@ pub enum Role {
 /// What cannot be what a replica says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AboutError {
-    /// A layout of another version.
-    #[error("the peer describes its replica in version {0}, not 2: is it another release?")]
-    Version(u16),
+    /// Versions of the link from the first number to the second.
+    #[error("the peer's range of versions of the link, {0} to {1}, cannot be")]
+    Versions(u16, u16),
     /// Something out of its range: which.
     #[error("the peer's {0} cannot be")]
     Field(&'static str),
@@ -86,24 +88,41 @@ impl About {
     pub const VOLATILE_CACHE: u8 = 1 << 5;
     const FLAGS: u8 = (1 << 6) - 1;
 
-    /// One of this version and role, all else 0.
+    /// One of this role that speaks these versions of the link, all else 0.
     #[must_use]
-    pub fn new(role: Role) -> About {
+    pub fn new(role: Role, versions: RangeInclusive<u16>) -> About {
         let role = match role {
             Role::Target => 0,
             Role::Source => 1,
         };
-        About { version: U16::new(VERSION), role, ..About::default() }
+        let (lowest_version, highest_version) =
+            (U16::new(*versions.start()), U16::new(*versions.end()));
+        About { lowest_version, highest_version, role, ..About::default() }
     }
 
-    /// Its role.
+    /// The versions of the link that it speaks. They are where they are in all versions: what else it
+    /// says is to be looked at only if one of them is known.
+    ///
+    /// # Errors
+    /// [`AboutError::Versions`] of what is no range, or begins with 0.
+    pub fn versions(&self) -> Result<RangeInclusive<u16>, AboutError> {
+        let lowest = self.lowest_version.get();
+        let highest = match self.highest_version.get() {
+            0 => lowest,
+            said => said,
+        };
+        if lowest == 0 || highest < lowest {
+            return Err(AboutError::Versions(lowest, highest));
+        }
+        Ok(lowest..=highest)
+    }
+
+    /// Its role, if it speaks a version that is known.
     ///
     /// # Errors
     /// [`AboutError`] of what no replica says of itself.
     pub fn check(&self) -> Result<Role, AboutError> {
-        if self.version.get() != VERSION {
-            return Err(AboutError::Version(self.version.get()));
-        }
+        self.versions()?;
         let bit_bytes = self.bit_bytes.get();
         if !BIT_BYTES.contains(&bit_bytes) || !bit_bytes.is_power_of_two() {
             return Err(AboutError::Field("granularity"));
@@ -158,6 +177,9 @@ pub enum Refusal {
     /// 09h.
     #[error("the peer is not in a state to do this")]
     NotNow,
+    /// 0Ah.
+    #[error("the peer does not speak the version of the link that this needs")]
+    Version,
 }
 
 impl Refusal {
@@ -174,6 +196,7 @@ impl Refusal {
             Refusal::Range => (7, 0),
             Refusal::Failed => (8, 0),
             Refusal::NotNow => (9, 0),
+            Refusal::Version => (10, 0),
         };
         (Status::new(sct::VENDOR, code).dnr(), result)
     }
@@ -194,6 +217,7 @@ impl Refusal {
             7 => Refusal::Range,
             8 => Refusal::Failed,
             9 => Refusal::NotNow,
+            10 => Refusal::Version,
             _ => return None,
         })
     }
@@ -210,7 +234,7 @@ mod tests {
             bit_bytes: U32::new(65_536),
             volume: [1; 16],
             replica: [2; 16],
-            ..About::new(Role::Source)
+            ..About::new(Role::Source, 2..=3)
         }
     }
 
@@ -222,7 +246,8 @@ mod tests {
             change(&mut about);
             about.check()
         };
-        assert_eq!(with(|about| about.version = U16::new(1)), Err(AboutError::Version(1)));
+        let no_range = with(|about| about.lowest_version = U16::new(4));
+        assert_eq!(no_range, Err(AboutError::Versions(4, 3)));
         for (field, change) in [
             ("role", (|about| about.role = 2) as fn(&mut About)),
             ("state", |about| about.flags = 0x40),
@@ -248,13 +273,37 @@ mod tests {
             Refusal::Range,
             Refusal::Failed,
             Refusal::NotNow,
+            Refusal::Version,
         ] {
             let (status, result) = refusal.completion();
             assert!(status.is_dnr());
             assert_eq!(Refusal::of(status, result), Some(refusal));
         }
-        assert_eq!(Refusal::of(Status::new(sct::VENDOR, 10), 0), None);
+        assert_eq!(Refusal::of(Status::new(sct::VENDOR, 11), 0), None);
         assert_eq!(Refusal::of(Status::INVALID_FIELD, 0), None);
+    }
+
+    #[test]
+    fn versions_are_said_so_that_those_before_ranges_understand() {
+        let bytes = |versions| {
+            let about = About::new(Role::Target, versions);
+            let bytes = about.bytes();
+            ([bytes[0], bytes[1]], [bytes[226], bytes[227]])
+        };
+        // Nodes of version 2 look at the first number alone, which was the only one, and want a 2.
+        assert_eq!(bytes(2..=3), ([2, 0], [3, 0]));
+        assert_eq!(bytes(0x102..=0x304), ([2, 1], [4, 3]));
+        let said = |lowest, highest| {
+            let (lowest_version, highest_version) = (U16::new(lowest), U16::new(highest));
+            About { lowest_version, highest_version, ..sound() }.versions()
+        };
+        // And they say nothing of a highest one.
+        assert_eq!(said(2, 0), Ok(2..=2));
+        assert_eq!(said(2, 3), Ok(2..=3));
+        assert_eq!(said(7, u16::MAX), Ok(7..=u16::MAX));
+        for (lowest, highest) in [(0, 0), (0, 3), (3, 2), (u16::MAX, 1)] {
+            assert_eq!(said(lowest, highest), Err(AboutError::Versions(lowest, highest)));
+        }
     }
 
     proptest! {
@@ -263,6 +312,8 @@ mod tests {
             let about = About::view(&bytes).unwrap();
             if about.check().is_ok() {
                 prop_assert!(about.bit_bytes.get().is_power_of_two());
+                let versions = about.versions().unwrap();
+                prop_assert!(*versions.start() > 0 && !versions.is_empty());
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::command::Sqe;
 use crate::opcode::{AdminOpcode, DataDirection};
 use crate::sgl::SglDescriptor;
 use crate::status::Status;
-use crate::wire::{U32, U64, Wire, wire};
+use crate::wire::{U16, U32, U64, Wire, wire};
 
 wire! {
     /// Data of Replica Attach.
@@ -23,8 +23,10 @@ wire! {
         40 => pub expected: U64,
         /// Bit 0: the source decided that both are in sync.
         48 => flags: U32,
+        /// The version of the link that the source has chosen; 0 stands for 2.
+        52 => version: U16,
         #[doc(hidden)]
-        52 => _reserved52: [u8; 4],
+        54 => _reserved54: [u8; 2],
         /// Size of the volume at the source, in bytes; 0 when it is not said.
         56 => pub usable_bytes: U64,
     }
@@ -32,6 +34,9 @@ wire! {
 
 /// Both are in sync.
 const IN_SYNC: u32 = 1;
+/// The version of the link that a source means which says none: targets of that version refuse what
+/// says one.
+const UNSAID_VERSION: u16 = 2;
 
 impl Attach {
     /// A source asks to be let in: who and to what, at which epoch, to which generation.
@@ -49,8 +54,25 @@ impl Attach {
             epoch: U64::new(epoch),
             expected: U64::new(expected),
             flags: U32::new(if in_sync { IN_SYNC } else { 0 }),
-            _reserved52: [0; 4],
+            version: U16::ZERO,
+            _reserved54: [0; 2],
             usable_bytes: U64::ZERO,
+        }
+    }
+
+    /// The same, by a source that has chosen this version of the link.
+    #[must_use]
+    pub fn of_version(self, version: u16) -> Attach {
+        let said = if version == UNSAID_VERSION { 0 } else { version };
+        Attach { version: U16::new(said), ..self }
+    }
+
+    /// The version of the link that the source has chosen.
+    #[must_use]
+    pub const fn version(&self) -> u16 {
+        match self.version.get() {
+            0 => UNSAID_VERSION,
+            said => said,
         }
     }
 
@@ -68,7 +90,7 @@ impl Attach {
 
     fn check(&self) -> Result<(), Status> {
         let named = self.volume != [0; 16] && self.source != [0; 16];
-        let rest = self.flags.get() & !IN_SYNC == 0 && self._reserved52 == [0; 4];
+        let rest = self.flags.get() & !IN_SYNC == 0 && self._reserved54 == [0; 2];
         if named && rest { Ok(()) } else { Err(Status::INVALID_FIELD.dnr()) }
     }
 }
@@ -405,9 +427,10 @@ mod tests {
             prop_oneof![Just(State::BeginResync), Just(State::EndResync), Just(State::Rename)];
         prop_oneof![
             any::<[u8; 16]>().prop_map(|asker| Request::Identify { asker }),
-            (uuid(), uuid(), any::<[u64; 3]>(), any::<bool>()).prop_map(
-                |(a, b, [c, d, size], e)| {
-                    Request::Attach(Attach::new(a, b, c, d, e).of_size(size))
+            (uuid(), uuid(), any::<[u64; 3]>(), any::<bool>(), any::<u16>()).prop_map(
+                |(a, b, [c, d, size], e, version)| {
+                    let attach = Attach::new(a, b, c, d, e).of_size(size);
+                    Request::Attach(attach.of_version(version))
                 }
             ),
             any::<[u64; ANCESTORS]>().prop_map(|said| Request::Ancestors(Ancestors::new(said))),
@@ -440,6 +463,11 @@ mod tests {
         expected[16..32].fill(2);
         (expected[32], expected[40], expected[48], expected[56]) = (3, 4, 1, 5);
         assert_eq!(attach.bytes(), expected);
+        // A target of version 2 refuses anything there.
+        assert_eq!((attach.version(), attach.of_version(2).bytes()), (2, &expected[..]));
+        (expected[52], expected[53]) = (3, 1);
+        let later = attach.of_version(0x103);
+        assert_eq!((later.version(), later.bytes()), (0x103, &expected[..]));
         let clear = Request::ClearRoom { usable_bytes: (1 << 33) + 4096 }.command(1, 1).0;
         assert_eq!((clear.opcode, clear.cdw10.get(), clear.cdw11.get()), (0xd8, 4096, 2));
         let check = Request::Checksum { offset: 1 << 33, len: 8192, unit_bytes: 4096 };

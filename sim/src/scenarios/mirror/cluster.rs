@@ -14,12 +14,12 @@ use flagstone_mirror::peer::Request;
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::{MirrorState, Wish};
-use flagstone_mirror::{Mirror, Mode, PeerOptions};
+use flagstone_mirror::{Mirror, Mode, PeerOptions, Versions};
 use flagstone_runtime::sim::{DiskConfig, DiskFaults, NodeId, Simulation};
 use flagstone_runtime::{spawn_detached, time};
 
-use super::Kind;
 use super::link::{Hub, HubHandle, Stage};
+use super::{Kind, releases};
 use crate::load::{LoadOptions, run as load};
 use crate::model::Shared;
 
@@ -129,6 +129,8 @@ pub(super) struct Cluster {
     pause_ms: u64,
     /// Flushes of the node's disk may fail.
     flushes_fail: [Cell<bool>; 2],
+    /// The versions of the link that the node's program speaks.
+    releases: [Cell<Versions>; 2],
 }
 
 fn options() -> FileOptions {
@@ -187,6 +189,10 @@ impl Cluster {
         });
         let depth = sim.random_between(1, 12) as usize;
         let pause_ms = sim.random_between(1, 40);
+        let releases = nodes.map(|_| match kind.upgrades {
+            true => releases::any(&sim),
+            false => Versions::SPOKEN,
+        });
         Cluster {
             kind: *kind,
             nodes,
@@ -200,6 +206,7 @@ impl Cluster {
             depth,
             pause_ms,
             flushes_fail: Default::default(),
+            releases: releases.map(Cell::new),
             sim,
         }
     }
@@ -221,6 +228,7 @@ impl Cluster {
         let (world, hub) = (self.world.clone(), self.hub.clone());
         let (separate_log, depth) = (self.separate_log, self.depth);
         let (pause_ms, faults) = (self.pause_ms, self.kind.faults);
+        let versions = self.releases[index].get();
         self.sim.spawn_on(node, async move {
             let local = loop {
                 let (data, log) = devices(separate_log);
@@ -236,7 +244,8 @@ impl Cluster {
             let resizing = Resizing { world: world.clone(), hub: hub.clone(), node, index, peer };
             let replica = local.superblock().replica;
             tracing::info!(node = index, %replica, lost = ?local.lost(), "the node is up");
-            let mirror = Arc::new(Mirror::new(local, vec![resizing.peer.clone()]));
+            let peers = vec![resizing.peer.clone()];
+            let mirror = Arc::new(Mirror::speaking(versions, local, peers));
             world.mirrors.borrow_mut()[index] = Some(mirror.clone());
             hub.hub().serve(node, mirror.clone());
             spawn_detached(follow(world.clone(), index, mirror.clone()));
@@ -318,8 +327,29 @@ impl Cluster {
 
     pub(super) fn restart(&self, index: usize) {
         if !self.sim.is_up(self.nodes[index]) {
+            if self.kind.upgrades && self.sim.chance(0.5) {
+                self.releases[index].set(releases::any(&self.sim));
+            }
+            self.restart_as_it_was(index);
+        }
+    }
+
+    /// The same with the release that the node has.
+    pub(super) fn restart_as_it_was(&self, index: usize) {
+        if !self.sim.is_up(self.nodes[index]) {
             self.sim.restart(self.nodes[index]);
             self.start(index);
+        }
+    }
+
+    /// Nodes whose releases know nothing of each other cannot become one: a node is upgraded, or put
+    /// back, to one that knows the other's.
+    pub(super) fn agree_on_versions(&self) {
+        let release = |index: usize| self.releases[index].get();
+        if release(0).highest_common(release(1)).is_err() {
+            let index = self.sim.random_between(0, 1) as usize;
+            self.end(index, false);
+            self.releases[index].set(release(1 - index));
         }
     }
 
@@ -604,7 +634,8 @@ impl Resizing {
         self.hub.hub().stop(self.node);
         let resized = hand_on.resize(&data, log, bytes).await;
         let Ok((replica, _)) = resized else { return };
-        let next = Arc::new(Mirror::new(replica, vec![self.peer.clone()]));
+        let peers = vec![self.peer.clone()];
+        let next = Arc::new(Mirror::speaking(mirror.versions(), replica, peers));
         self.world.mirrors.borrow_mut()[self.index] = Some(next.clone());
         self.hub.hub().serve(self.node, next.clone());
         spawn_detached(follow(self.world.clone(), self.index, next.clone()));

@@ -10,10 +10,10 @@ use flagstone_mirror::{RoleError, WhenPeerLost};
 use super::pair::{BLOCK, BLOCKS, DATA, METADATA, Pair, REGION, fill};
 
 /// The devices after the growth of the volume to as many blocks more, in bytes.
-const NEW: u64 = METADATA.end + GROWN * BLOCK;
-const GROWN: u64 = 64;
+pub(super) const NEW: u64 = METADATA.end + GROWN * BLOCK;
+pub(super) const GROWN: u64 = 64;
 /// A block of what is new.
-const LAST: u64 = BLOCKS + GROWN - 1;
+pub(super) const LAST: u64 = BLOCKS + GROWN - 1;
 
 /// Devices that have grown, each with something else in what is new, on nodes that mirror. Writes
 /// wait for the peer, so what was acknowledged is on both.

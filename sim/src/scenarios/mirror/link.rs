@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
-use flagstone_mirror::Mirror;
 use flagstone_mirror::order::Order;
 use flagstone_mirror::peer::{Answer, Peer, Request, Session};
 use flagstone_mirror::target::TargetSession;
+use flagstone_mirror::{Mirror, Version, Versions};
 use flagstone_runtime::sim::{NodeId, OBSERVER, World};
 use flagstone_runtime::sync::Notify;
 use flagstone_runtime::{Buf, BufMut, CoreLocal, spawn_detached, time};
@@ -186,6 +186,7 @@ impl Peer for SimPeer {
                 to,
                 life,
                 target: mirror.session(),
+                versions: mirror.versions(),
                 broken: Cell::new(false),
                 lost: Cell::new(false),
                 changed: Notify::new(),
@@ -204,6 +205,8 @@ struct Wire {
     to: NodeId,
     life: u64,
     target: Arc<TargetSession>,
+    /// What the target speaks.
+    versions: Versions,
     /// A message was lost: it hangs until the session is given up.
     broken: Cell<bool>,
     lost: Cell<bool>,
@@ -283,6 +286,9 @@ impl SimSession {
 impl Session for SimSession {
     fn ask(&self, request: Request) -> IoFuture<Answer> {
         let Some(wire) = self.0.get() else { return IoFuture::ready(Err(IoError::Unreachable)) };
+        let clears = matches!(request, Request::ClearRoom { .. });
+        let known = !clears || wire.versions.highest() >= Version::CLEARS_ROOM;
+        assert!(known, "a node of {} is asked for what it does not know", wire.versions);
         let (hub, to) = (wire.hub.clone(), wire.to);
         let fate = hub.fate_of(&request);
         self.call(fate, move |target| {

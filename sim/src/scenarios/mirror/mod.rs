@@ -14,6 +14,7 @@ mod link;
 mod others;
 #[cfg(test)]
 mod pair;
+mod releases;
 #[cfg(test)]
 mod rules;
 #[cfg(test)]
@@ -68,6 +69,15 @@ pub const GROW: Scenario = Scenario {
     run: |seed| steps::run(seed, &Kind { grows: true, ..Kind::default() }),
 };
 
+/// Synchronous, and nodes are upgraded.
+pub const UPGRADE: Scenario = Scenario {
+    name: "mirror-upgrade",
+    about: "a synchronous mirror that grows, whose nodes are replaced by ones of newer and older \
+            releases: the highest version of the link that both speak is used, and without one they \
+            are apart",
+    run: |seed| steps::run(seed, &Kind { grows: true, upgrades: true, ..Kind::default() }),
+};
+
 /// On disks that fail at random.
 pub const BROKEN: Scenario = Scenario {
     name: "mirror-broken",
@@ -85,7 +95,7 @@ pub const TWO: Scenario = Scenario {
 };
 
 /// All of them.
-pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC, FAULTY, BROKEN, GROW, TWO];
+pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC, FAULTY, BROKEN, GROW, UPGRADE, TWO];
 
 /// What is run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -97,6 +107,8 @@ struct Kind {
     faults: bool,
     /// Devices are made larger, and the volume with them.
     grows: bool,
+    /// A node that is started again may be of another release.
+    upgrades: bool,
     /// They fail at random, all over.
     broken: bool,
 }
@@ -134,6 +146,11 @@ mod tests {
     #[test]
     fn resize_during_activity() {
         passes(&GROW, 0..20);
+    }
+
+    #[test]
+    fn nodes_are_upgraded_one_after_the_other() {
+        passes(&UPGRADE, 0..20);
     }
 
     #[test]

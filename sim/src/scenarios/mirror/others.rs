@@ -9,7 +9,7 @@ use flagstone_mirror::order::Order;
 use flagstone_mirror::peer::{Attach, Refusal, Reply, Request};
 use flagstone_mirror::queue::{QueueLimits, WhenFull};
 use flagstone_mirror::state::{MirrorState, Wish};
-use flagstone_mirror::{CommandError, Mode, RoleError};
+use flagstone_mirror::{CommandError, Mode, RoleError, Versions};
 use flagstone_runtime::time;
 
 use super::link::Fate;
@@ -318,6 +318,7 @@ fn an_attachment_does_not_wait_for_writes_whose_order_never_comes() {
                 expected,
                 in_sync: true,
                 usable_bytes: 0,
+                version: Versions::SPOKEN.highest(),
             })
         };
         let epoch = mirror.status().epoch;
@@ -375,8 +376,15 @@ fn a_resync_that_begins_while_the_target_is_made_the_source() {
     pair.on(1, move |mirror| async move {
         let (volume, replica) = (source.volume, source.replica);
         let (epoch, expected) = (mirror.status().epoch, source.current);
-        let attach =
-            Attach { volume, source: replica, epoch, expected, in_sync: false, usable_bytes: 0 };
+        let attach = Attach {
+            volume,
+            source: replica,
+            epoch,
+            expected,
+            in_sync: false,
+            usable_bytes: 0,
+            version: Versions::SPOKEN.highest(),
+        };
         let session = mirror.session();
         assert_eq!(session.ask(Request::Attach(attach)).await, Ok(Ok(Reply::Done)));
         let begins = Request::BeginResync { base: flagstone_mirror::id::Generation::NONE };

@@ -15,7 +15,7 @@ use flagstone_mirror::id::Uuid;
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::{MirrorState, PeerStatus};
-use flagstone_mirror::{Mirror, PeerOptions};
+use flagstone_mirror::{Mirror, PeerOptions, Versions};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::{buf, spawn_detached};
 
@@ -45,6 +45,8 @@ pub(super) struct Group<const N: usize> {
     devices: Rc<RefCell<[Option<SharedDevice>; N]>>,
     options: fn(&mut PeerOptions),
     device_bytes: u64,
+    /// The versions of the link that the nodes' programs speak.
+    releases: RefCell<[Versions; N]>,
 }
 
 pub(super) type Pair = Group<2>;
@@ -54,7 +56,17 @@ pub(super) type Trio = Group<3>;
 impl<const N: usize> Group<N> {
     /// Node 0 has the data and serves; all are in sync.
     pub(super) fn new(seed: u64, options: fn(&mut PeerOptions)) -> Group<N> {
+        Group::of(seed, [Versions::SPOKEN; N], options)
+    }
+
+    /// The same of releases that speak these versions of the link.
+    pub(super) fn of(
+        seed: u64,
+        releases: [Versions; N],
+        options: fn(&mut PeerOptions),
+    ) -> Group<N> {
         let group = Group::made(seed, options);
+        *group.releases.borrow_mut() = releases;
         (0..N).for_each(|index| group.start(index));
         (1..N).for_each(|other| group.until_towards(0, other, MirrorState::Mirroring));
         group
@@ -82,7 +94,8 @@ impl<const N: usize> Group<N> {
         }
         let mirrors = Rc::new(RefCell::new(std::array::from_fn(|_| None)));
         let devices = Rc::new(RefCell::new(std::array::from_fn(|_| None)));
-        Group { sim, nodes, hub, mirrors, devices, options, device_bytes }
+        let releases = RefCell::new([Versions::SPOKEN; N]);
+        Group { sim, nodes, hub, mirrors, devices, options, device_bytes, releases }
     }
 
     pub(super) fn hub(&self) -> Rc<Hub> {
@@ -103,12 +116,12 @@ impl<const N: usize> Group<N> {
     pub(super) fn open(&self, index: usize) {
         let peers = self.peers(index);
         let (hub, node, mirrors) = (self.hub.clone(), self.nodes[index], self.mirrors.clone());
-        let devices = self.devices.clone();
+        let (devices, versions) = (self.devices.clone(), self.releases.borrow()[index]);
         let started = self.sim.spawn_on(node, async move {
             let device = device();
             devices.borrow_mut()[index] = Some(device.clone());
             let local = Replica::open(device, None).await.expect("sound disks");
-            let mirror = Arc::new(Mirror::new(local, peers));
+            let mirror = Arc::new(Mirror::speaking(versions, local, peers));
             hub.hub().serve(node, mirror.clone());
             mirrors.borrow_mut()[index] = Some(mirror);
         });
@@ -151,6 +164,18 @@ impl<const N: usize> Group<N> {
     pub(super) fn restart(&self, index: usize) {
         self.sim.restart(self.nodes[index]);
         self.start(index);
+    }
+
+    /// A node's process ends, and one of a release that speaks these versions takes its place.
+    pub(super) fn replace(&self, index: usize, versions: Versions) {
+        self.end(index, false);
+        self.release(index, versions);
+        self.restart(index);
+    }
+
+    /// The next process of a node is of a release that speaks these versions.
+    pub(super) fn release(&self, index: usize, versions: Versions) {
+        self.releases.borrow_mut()[index] = versions;
     }
 
     /// Nothing passes between the nodes.
@@ -284,7 +309,8 @@ impl<const N: usize> Resizing<N> {
         let resized = hand_on.resize(&self.device, None, bytes).await;
         let (replica, error) = resized.expect("a sound disk");
         assert_eq!(error, None);
-        let next = Arc::new(Mirror::new(replica, self.peers.clone()));
+        let peers = self.peers.clone();
+        let next = Arc::new(Mirror::speaking(mirror.versions(), replica, peers));
         self.mirrors.borrow_mut()[self.index] = Some(next.clone());
         self.hub.hub().serve(self.node, next.clone());
         spawn_detached(self.clone().follow_source(next.clone()));

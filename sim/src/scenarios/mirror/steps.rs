@@ -174,6 +174,8 @@ fn settle(cluster: &Cluster) {
         }
     }
     (0..2).for_each(|index| cluster.restart(index));
+    cluster.agree_on_versions();
+    (0..2).for_each(|index| cluster.restart_as_it_was(index));
     // Commands that were given are carried out first, by stalled disks too.
     sim.run_for(Duration::from_secs(3));
     let deadline = sim.now() + PEACE;
