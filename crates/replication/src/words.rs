@@ -252,3 +252,30 @@ pub(crate) fn refusal(status: Status, result: u64) -> Option<Refusal> {
         wire::Refusal::Version => Refusal::Version,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is made of an answer to Replica Identify that names these versions, and of which the rest
+    /// makes no sense here.
+    fn answered(lowest: u16, highest: u16) -> Option<Reply> {
+        let mut data = [0xff; wire::IDENTIFY_BYTES];
+        data[..2].copy_from_slice(&lowest.to_le_bytes());
+        data[226..228].copy_from_slice(&highest.to_le_bytes());
+        reply(&wire::Request::Identify { asker: [1; 16] }, &data)
+    }
+
+    #[test]
+    fn of_a_release_that_is_not_known_its_versions_alone_are_understood() {
+        for (lowest, highest) in [(1, 1), (4, 4), (4, u16::MAX), (u16::MAX, u16::MAX)] {
+            let said = Versions::new(lowest, highest).map(Reply::Stranger);
+            assert!(said.is_some() && answered(lowest, highest) == said, "{lowest} to {highest}");
+        }
+        assert_eq!(answered(7, 0), Versions::new(7, 7).map(Reply::Stranger));
+        // Of a known one all of it has to make sense; and a range has to be one.
+        for (lowest, highest) in [(2, 3), (2, 0), (3, 9), (0, 0), (0, 3), (3, 2), (u16::MAX, 1)] {
+            assert_eq!(answered(lowest, highest), None, "{lowest} to {highest}");
+        }
+    }
+}
