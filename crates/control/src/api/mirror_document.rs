@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 /// The state of a mirror whose replica was not made yet, or cannot be opened.
 pub const NOT_CREATED: &str = "not-created";
 
+/// The state of a mirror whose replica is missing: something tells that there was one.
+pub const NOT_FOUND: &str = "not-found";
+
 /// `GET /v1/volumes/{name}/mirror`, and the member `mirror` of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MirrorDocument {
@@ -15,7 +18,7 @@ pub struct MirrorDocument {
     pub volume: String,
     /// This node's name.
     pub node: String,
-    /// The state of the peer that is worst off, or `not-created`.
+    /// The state of the peer that is worst off, or `not-created`, or `not-found`.
     pub state: String,
     /// What to do next, for people; empty when there is nothing to do.
     pub next: Vec<String>,

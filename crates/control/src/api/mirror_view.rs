@@ -1,5 +1,7 @@
 //! What is told of a mirror: its document, and what to do next.
 
+use std::rc::Rc;
+
 use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::format::superblock::Role;
 use flagstone_mirror::peer::{About, LinkStatus};
@@ -8,7 +10,7 @@ use flagstone_mirror::{Ack, Mirror, Mode, WhenPeerLost, WhenSplit};
 use flagstone_runtime::time;
 
 use super::mirror_document::{
-    LinkDocument, LogDocument, MetDocument, MirrorDocument, NOT_CREATED, PeerDocument,
+    LinkDocument, LogDocument, MetDocument, MirrorDocument, NOT_CREATED, NOT_FOUND, PeerDocument,
     ReplicaDocument, ResyncDocument, VerifyDocument,
 };
 
@@ -20,6 +22,8 @@ pub(super) struct Named {
     pub(super) peers: Vec<String>,
     /// None before its replica was made.
     pub(super) mirror: Option<Mirror>,
+    /// Why there is none, where something tells that there was a replica.
+    pub(super) missing: Option<Rc<str>>,
 }
 
 /// The states, the worst first: of several peers that of the worst is the mirror's.
@@ -38,7 +42,7 @@ const WORST_FIRST: [MirrorState; 10] = [
 
 /// All words for a state.
 pub(super) fn states() -> impl Iterator<Item = &'static str> + Clone {
-    WORST_FIRST.iter().map(|state| state.name()).chain([NOT_CREATED])
+    WORST_FIRST.iter().map(|state| state.name()).chain([NOT_CREATED, NOT_FOUND])
 }
 
 fn role_name(role: Role) -> &'static str {
@@ -62,13 +66,14 @@ pub(super) fn document(named: &Named, verify: Option<VerifyDocument>) -> MirrorD
     let (volume, node) = (named.volume.clone(), named.node.clone());
     let mut document = match &named.mirror {
         None => {
+            let state = if named.missing.is_some() { NOT_FOUND } else { NOT_CREATED };
             let peer = |name: &String| PeerDocument {
                 name: name.clone(),
-                state: NOT_CREATED.into(),
+                state: state.into(),
                 ..PeerDocument::default()
             };
             let peers = named.peers.iter().map(peer).collect();
-            MirrorDocument { volume, node, state: NOT_CREATED.into(), peers, ..Default::default() }
+            MirrorDocument { volume, node, state: state.into(), peers, ..Default::default() }
         }
         Some(mirror) => {
             let status = mirror.status();
@@ -87,7 +92,10 @@ pub(super) fn document(named: &Named, verify: Option<VerifyDocument>) -> MirrorD
             }
         }
     };
-    document.next = next(&document);
+    document.next = match &named.missing {
+        Some(missing) => vec![missing_advice(&document, missing)],
+        None => next(&document),
+    };
     document
 }
 
@@ -205,6 +213,17 @@ fn met(about: &About) -> MetDocument {
     }
 }
 
+/// What to do about a replica that is not found, though something tells of it.
+fn missing_advice(document: &MirrorDocument, missing: &str) -> String {
+    let (volume, node) = (&document.volume, &document.node);
+    format!(
+        "{missing}. Then start the server of {node} again. Nothing was changed on the device. If the \
+         replica is gone for good: `flagstone mirror create {volume} --target --destroy-data` copies \
+         the volume from a peer, over all that is on the device; `--source --anew` makes what is on the \
+         device a new volume, to which the peers' replicas are no copies"
+    )
+}
+
 /// What to do next, most urgent first; nothing when all is well, or ends well by itself.
 pub(super) fn next(document: &MirrorDocument) -> Vec<String> {
     let volume = &document.volume;
@@ -302,7 +321,7 @@ mod tests {
         let mut names: Vec<_> = states().collect();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), WORST_FIRST.len() + 1);
+        assert_eq!(names.len(), WORST_FIRST.len() + 2);
         assert_eq!(WORST_FIRST[0], MirrorState::SplitBrain);
         assert_eq!(WORST_FIRST.last(), Some(&MirrorState::Mirroring));
     }

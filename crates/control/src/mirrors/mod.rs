@@ -11,6 +11,7 @@
 //! Names are the same on all nodes, made of the volume's NQN and the nodes' names: so two files with
 //! the roles swapped fit each other.
 
+mod earlier;
 mod grow;
 mod make;
 mod open;
@@ -79,6 +80,8 @@ pub(crate) struct Mirrored {
     /// Its namespace there.
     namespace_id: u32,
     replica_nqn: Nqn,
+    /// What replicas of this volume know it by.
+    called: u64,
     own_host: Nqn,
     peer_hosts: Vec<Nqn>,
     leg: SharedDevice,
@@ -87,6 +90,8 @@ pub(crate) struct Mirrored {
     /// The same on another machine, connected to since before anything was begun, until it is used.
     reached_log: RefCell<Option<SharedDevice>>,
     slot: Arc<Slot>,
+    /// What tells of a replica that is not found, since it was looked for last.
+    missing: RefCell<Option<Rc<str>>>,
     target: RefCell<Option<Arc<Target>>>,
     caps: RefCell<Caps>,
     watch: RefCell<Option<AbortOnDrop<()>>>,
@@ -131,7 +136,9 @@ impl Mirrored {
         let layout = layout.ok_or_else(|| {
             failed("its device is too small to have the mirror's own structures beside data".into())
         })?;
-        let found = read_superblock(&leg).await;
+        let called = earlier::called(&replica_nqn);
+        let found = read_superblock(&leg).await.ok();
+        let found = found.filter(|found| earlier::is_own(found, called));
         let size_bytes = found.map_or(layout.usable_bytes, |found| found.shape.usable_bytes);
         let usable = flagstone_blockdev::Geometry { size_bytes, ..geometry };
         Ok(Mirrored {
@@ -146,10 +153,12 @@ impl Mirrored {
             nqn,
             namespace_id: place.map_or(1, |place| place as u32 + 1),
             replica_nqn,
+            called,
             leg,
             log: RefCell::default(),
             reached_log: RefCell::new(log),
             slot: Slot::new(usable),
+            missing: RefCell::default(),
             target: RefCell::default(),
             caps: RefCell::default(),
             watch: RefCell::default(),
@@ -225,6 +234,13 @@ impl Mirrored {
             return self.run(replica).await;
         }
         let name = &self.name;
+        if let Some(missing) = self.missing() {
+            tracing::error!(
+                "{missing}. The volume is not served by this node, and nothing was changed on its \
+                 device"
+            );
+            return Ok(());
+        }
         tracing::warn!(
             "volume `{name}` has no replica here yet: make it with `flagstone mirror create {name} \
              --source` on the node that has the data, `--target` on the other"
