@@ -42,6 +42,9 @@ impl Mirrors {
             peers: mirrored.peers.clone(),
             mirror: mirrored.mirror(),
             missing: mirrored.missing(),
+            reopening: mirrored.reopening(),
+            reopens: mirrored.reopens(),
+            flush_failed: mirrored.has_failed_flush(),
         }
     }
 

@@ -28,6 +28,25 @@ pub struct MirrorDocument {
     pub replica: Option<ReplicaDocument>,
     /// The verify that runs, or the last one since the server began.
     pub verify: Option<VerifyDocument>,
+    /// The replica is being opened again, as its device failed; else `null`.
+    #[serde(default)]
+    pub reopening: Option<ReopeningDocument>,
+    /// Times that its devices were opened again since the server began.
+    #[serde(default)]
+    pub reopens: u64,
+}
+
+/// How a replica is opened again.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReopeningDocument {
+    /// Why, or why the last attempt failed.
+    pub reason: String,
+    /// How often it was opened again since its devices were last sound for ten minutes.
+    pub attempts: u32,
+    /// Until the next attempt; `null` while one goes on, and when there is none.
+    pub next_seconds: Option<f64>,
+    /// It failed too often, and is left alone until the server is started again.
+    pub given_up: bool,
 }
 
 /// This node's replica.
@@ -43,6 +62,9 @@ pub struct ReplicaDocument {
     pub inconsistent: bool,
     /// The local leg has failed: a peer carries the volume.
     pub local_failed: bool,
+    /// A flush of its device, or of its log's, has failed, and it was not opened again since.
+    #[serde(default)]
+    pub flush_failed: bool,
     /// Highest epoch seen.
     pub epoch: u64,
     /// Generation of the data here.

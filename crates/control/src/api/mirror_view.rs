@@ -11,8 +11,9 @@ use flagstone_runtime::time;
 
 use super::mirror_document::{
     LinkDocument, LogDocument, MetDocument, MirrorDocument, NOT_CREATED, NOT_FOUND, PeerDocument,
-    ReplicaDocument, ResyncDocument, VerifyDocument,
+    ReopeningDocument, ReplicaDocument, ResyncDocument, VerifyDocument,
 };
+use crate::mirrors::Reopening;
 
 /// A mirror with the names that people know it by.
 #[derive(Clone)]
@@ -24,6 +25,9 @@ pub(super) struct Named {
     pub(super) mirror: Option<Mirror>,
     /// Why there is none, where something tells that there was a replica.
     pub(super) missing: Option<Rc<str>>,
+    pub(super) reopening: Option<Reopening>,
+    pub(super) reopens: u64,
+    pub(super) flush_failed: bool,
 }
 
 /// The states, the worst first: of several peers that of the worst is the mirror's.
@@ -87,8 +91,13 @@ pub(super) fn document(named: &Named, verify: Option<VerifyDocument>) -> MirrorD
                 state: worst.map_or("", |state| state.name()).into(),
                 next: Vec::new(),
                 peers: peers.map(|(leg, (name, status))| peer(mirror, leg, name, status)).collect(),
-                replica: Some(replica(mirror, &status)),
+                replica: Some(ReplicaDocument {
+                    flush_failed: named.flush_failed,
+                    ..replica(mirror, &status)
+                }),
                 verify,
+                reopening: named.reopening.as_ref().map(reopening),
+                reopens: named.reopens,
             }
         }
     };
@@ -107,6 +116,7 @@ fn replica(mirror: &Mirror, status: &flagstone_mirror::state::Status) -> Replica
         has_source: mirror.has_source(),
         inconsistent: status.inconsistent,
         local_failed: status.local_failed,
+        flush_failed: false,
         epoch: status.epoch,
         generation: status.generation.to_string(),
         volume_uuid: status.volume.to_string(),
@@ -126,6 +136,16 @@ fn replica(mirror: &Mirror, status: &flagstone_mirror::state::Status) -> Replica
             data_flushes: log.data_flushes,
             failures: log.failures,
         },
+    }
+}
+
+fn reopening(reopening: &Reopening) -> ReopeningDocument {
+    let next = reopening.next.map(|next| next.since(time::now()).as_secs_f64());
+    ReopeningDocument {
+        reason: reopening.reason.clone(),
+        attempts: reopening.attempts,
+        next_seconds: next,
+        given_up: reopening.given_up,
     }
 }
 
@@ -233,18 +253,39 @@ pub(super) fn next(document: &MirrorDocument) -> Vec<String> {
              whose data is kept, then `--target` on the other"
         )];
     };
-    let mut next = Vec::new();
-    if replica.local_failed {
-        next.push(format!(
-            "the device of {} has failed and the peer carries the volume: hand it over with \
-             `flagstone mirror switchover {volume} --to PEER`; start the server again when the \
-             device works or has room again, or replace it and make the replica anew with \
-             `flagstone mirror create {volume} --target`",
-            document.node
-        ));
-    }
+    let mut next: Vec<String> = device_advice(document, replica).into_iter().collect();
     next.extend(document.peers.iter().filter_map(|peer| next_of(document, replica, peer)));
     next
+}
+
+/// What to do about a device of the replica that failed.
+fn device_advice(document: &MirrorDocument, replica: &ReplicaDocument) -> Option<String> {
+    let (volume, node) = (&document.volume, &document.node);
+    match &document.reopening {
+        Some(ReopeningDocument { reason, given_up: true, attempts, .. }) => Some(format!(
+            "{reason}: it was opened again {attempts} times and failed each time; replace the device of \
+             {node}, or start the server there again when it works"
+        )),
+        Some(ReopeningDocument { reason, .. }) => Some(format!(
+            "the replica of {node} is opened again by itself as soon as that can be done ({reason}), \
+             and brought up to date by its source then"
+        )),
+        None if replica.local_failed => Some(format!(
+            "the device of {node} has failed and the peer carries the volume: hand it over with \
+             `flagstone mirror switchover {volume} --to PEER`; the device is opened again by itself \
+             then, and brought up to date as soon as it works or has room again; if it is gone for good, \
+             replace it, start the server again and make the replica anew with `flagstone mirror create \
+             {volume} --target`"
+        )),
+        None if replica.flush_failed && replica.active => Some(format!(
+            "a flush of the device of {node}, or of its log's, failed, and no peer carries the volume: \
+             nothing more is written, and what hosts wrote since the last flush that succeeded may be \
+             lost though it is read still. Copy what is needed; then either `flagstone mirror failover \
+             {volume}` on a peer whose data is good enough, or start the server here again, which goes \
+             on with what the device kept"
+        )),
+        None => None,
+    }
 }
 
 fn next_of(
@@ -332,6 +373,7 @@ mod tests {
         let told = |what: &str| assert!(doc.contains(&format!("`{what}`")), "no `{what}`");
         let mut now = with("mirroring", ReplicaDocument::default());
         now.verify = Some(VerifyDocument::default());
+        now.reopening = Some(ReopeningDocument::default());
         (now.peers[0].met, now.peers[0].resync) =
             (Some(Default::default()), Some(Default::default()));
         let mut left = vec![serde_json::to_value(now).unwrap()];
@@ -384,7 +426,22 @@ mod tests {
             assert!(next.len() == 1 && next[0].contains(part), "{state}: {next:?}");
         }
         let failed = ReplicaDocument { local_failed: true, ..active };
-        assert!(next(&with("mirroring", failed))[0].contains("the peer carries the volume"));
+        let carried = next(&with("mirroring", failed)).remove(0);
+        assert!(carried.contains("the peer carries the volume"), "{carried}");
+        let alone = ReplicaDocument { active: true, flush_failed: true, ..Default::default() };
+        let alone = next(&with("mirroring", alone)).remove(0);
+        assert!(alone.contains("may be lost"), "{alone}");
+        for (given_up, part) in [(false, "opened again by itself"), (true, "replace the device")] {
+            let reopening = ReopeningDocument {
+                reason: "a flush failed".into(),
+                given_up,
+                ..ReopeningDocument::default()
+            };
+            let target = ReplicaDocument { has_source: true, ..ReplicaDocument::default() };
+            let document = MirrorDocument { reopening: Some(reopening), ..with("target", target) };
+            let said = next(&document).remove(0);
+            assert!(said.contains(part) && said.contains("a flush failed"), "{said}");
+        }
         let none =
             MirrorDocument { replica: None, ..with(NOT_CREATED, ReplicaDocument::default()) };
         assert!(next(&none)[0].contains("flagstone mirror create db --source"));

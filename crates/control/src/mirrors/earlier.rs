@@ -68,7 +68,7 @@ impl Mirrored {
         let Some(spec) = &self.config.bitmap else { return Ok(None) };
         match spec {
             DeviceSpec::Path(path) if !path.exists() => return Ok(None),
-            DeviceSpec::Memory { .. } | DeviceSpec::Null { .. } => return Ok(None),
+            _ if spec.is_in_memory() => return Ok(None),
             _ => {}
         }
         let opened = open_device(spec, &OpenOptions::default()).await;

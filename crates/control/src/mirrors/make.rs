@@ -120,7 +120,7 @@ impl Mirrored {
         *self.log.borrow_mut() = log;
         self.keep_name(&replica).await.map_err(|failure| failed(failure.problem))?;
         let id = replica.superblock().replica;
-        if let Err(failure) = self.run(replica).await {
+        if let Err(failure) = self.run(replica, false).await {
             if self.has_ended() {
                 self.reopen_soon();
             }
@@ -231,6 +231,7 @@ impl Mirrored {
             return Ok(());
         }
         self.watch.borrow_mut().take();
+        *self.reopening.borrow_mut() = None;
         self.set_access(false);
         mirror.stop().await.map_err(failed)?;
         // What it has in hand ends before its disks are another's.

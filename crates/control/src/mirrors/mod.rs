@@ -22,10 +22,11 @@ mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use flagstone_blockdev::SharedDevice;
+use flagstone_blockdev::{SharedDevice, Swap};
 use flagstone_mirror::pace::PaceLimits;
 use flagstone_mirror::peer::SharedPeer;
 use flagstone_mirror::queue::QueueLimits;
@@ -49,6 +50,7 @@ use crate::stack::OpenError;
 
 pub(crate) use make::{CreateError, CreateRole};
 pub(crate) use open::{reach_log, remote_log};
+pub(crate) use reopen::Reopening;
 use slot::Slot;
 
 /// Controllers and ports of the nodes of a subsystem have numbers of their own: each node has one of
@@ -63,6 +65,10 @@ pub(crate) fn caps(config: &Config) -> Caps {
     let cap = |peer: &Peer| Some((peer.name.clone(), Bandwidth::new(peer.max_bytes_per_s?)));
     config.peers.iter().filter_map(cap).collect()
 }
+
+/// Opens what is below a mirror in its volume's table.
+pub(crate) type OpenLeg =
+    Rc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<SharedDevice, OpenError>>>>>;
 
 /// A mirrored volume.
 pub(crate) struct Mirrored {
@@ -85,8 +91,13 @@ pub(crate) struct Mirrored {
     own_host: Nqn,
     peer_hosts: Vec<Nqn>,
     leg: SharedDevice,
+    /// The same as what holds it, to open it again with `open_leg`, where that can be done.
+    swap: Arc<Swap>,
+    open_leg: RefCell<Option<OpenLeg>>,
     /// The device of the log, if it has one of its own, while the replica is open.
     log: RefCell<Option<SharedDevice>>,
+    /// The same as what holds it, where it can be opened again.
+    log_swap: RefCell<Option<Arc<Swap>>>,
     /// The same on another machine, connected to since before anything was begun, until it is used.
     reached_log: RefCell<Option<SharedDevice>>,
     slot: Arc<Slot>,
@@ -95,6 +106,11 @@ pub(crate) struct Mirrored {
     target: RefCell<Option<Arc<Target>>>,
     caps: RefCell<Caps>,
     watch: RefCell<Option<AbortOnDrop<()>>>,
+    /// How the replica was opened again last, or is.
+    reopening: RefCell<Option<Reopening>>,
+    reopens: Cell<u64>,
+    /// What was read of the devices is not to be relied on when they are opened next.
+    doubtful: Cell<bool>,
     /// The mirror is being replaced by one of another size.
     growing: Cell<bool>,
     /// The size to which it is to grow, from when what is new is zeroed.
@@ -141,6 +157,7 @@ impl Mirrored {
         let found = found.filter(|found| earlier::is_own(found, called));
         let size_bytes = found.map_or(layout.usable_bytes, |found| found.shape.usable_bytes);
         let usable = flagstone_blockdev::Geometry { size_bytes, ..geometry };
+        let swap = Swap::new(leg);
         Ok(Mirrored {
             volume: index,
             peers: links.iter().map(|peer| peer.name.clone()).collect(),
@@ -154,14 +171,20 @@ impl Mirrored {
             namespace_id: place.map_or(1, |place| place as u32 + 1),
             replica_nqn,
             called,
-            leg,
+            leg: swap.clone(),
+            swap,
+            open_leg: RefCell::default(),
             log: RefCell::default(),
+            log_swap: RefCell::default(),
             reached_log: RefCell::new(log),
             slot: Slot::new(usable),
             missing: RefCell::default(),
             target: RefCell::default(),
             caps: RefCell::default(),
             watch: RefCell::default(),
+            reopening: RefCell::default(),
+            reopens: Cell::default(),
+            doubtful: Cell::default(),
             growing: Cell::default(),
             growing_to: Cell::default(),
             making: Semaphore::new(1),
@@ -231,7 +254,7 @@ impl Mirrored {
 
     async fn open_and_run(self: &Rc<Self>) -> Result<(), Failure> {
         if let Some(replica) = self.open().await? {
-            return self.run(replica).await;
+            return self.run(replica, false).await;
         }
         let name = &self.name;
         if let Some(missing) = self.missing() {
@@ -254,12 +277,18 @@ impl Mirrored {
         self.slot.geometry().size_bytes
     }
 
+    /// Has the leg opened again that way where a flush of it has failed.
+    pub(crate) fn reopen_with(&self, open_leg: OpenLeg) {
+        *self.open_leg.borrow_mut() = Some(open_leg);
+    }
+
     /// Has the mirror run on this replica: its leg is served to peers, and hosts are served when
-    /// that is safe. One that does not start has ended.
-    async fn run(self: &Rc<Self>, replica: Replica) -> Result<(), Failure> {
-        let mirror = self.mirror_of(replica)?;
+    /// that is safe, which it is not where its data is doubtful. One that does not start has ended.
+    async fn run(self: &Rc<Self>, replica: Replica, doubtful: bool) -> Result<(), Failure> {
+        let mirror = self.mirror_of(replica, doubtful)?;
         self.slot.set(Some(mirror.clone()));
-        let served = match mirror.start().await {
+        let started = if doubtful { Ok(false) } else { mirror.start().await };
+        let served = match started {
             Ok(served) => served,
             Err(error) => {
                 self.give_mirror_up().await;
@@ -273,7 +302,7 @@ impl Mirrored {
     }
 
     /// A mirror of this replica, whose leg is served to peers.
-    fn mirror_of(&self, replica: Replica) -> Result<Mirror, String> {
+    fn mirror_of(&self, replica: Replica, doubtful: bool) -> Result<Mirror, String> {
         if let Some(bytes) = self.log_room_bytes(&replica.superblock().shape) {
             replica.set_log_room(bytes);
         }
@@ -282,6 +311,9 @@ impl Mirrored {
         let peers =
             (0..self.links.len()).map(|leg| self.peer_options(leg)).collect::<Result<_, _>>()?;
         let mirror = Mirror::new(replica, peers);
+        if doubtful {
+            mirror.doubt();
+        }
         let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
         let hidden = SubsystemConfig {
             nqn: self.replica_nqn,
@@ -304,10 +336,11 @@ impl Mirrored {
         let size = access.clone();
         let sized = mirror.clone();
         let watch = async move {
+            let looks = spawn(reopen::look_after(size.clone(), sized.clone())).abort_on_drop();
             let resizes = spawn(grow::follow_source(size, sized)).abort_on_drop();
             loop {
                 active = mirror.activity_changed(active).await;
-                let Some(this) = access.upgrade() else { return drop(resizes) };
+                let Some(this) = access.upgrade() else { return drop((resizes, looks)) };
                 this.set_access(active);
             }
         };

@@ -7,7 +7,7 @@
 
 use std::rc::Rc;
 
-use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
+use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice, Swap};
 use flagstone_mirror::RoleError;
 use flagstone_mirror::format::FormatError;
 use flagstone_mirror::replica::{Replica, ReplicaError};
@@ -124,7 +124,13 @@ impl Mirrored {
         };
         let mut layers = self.config.bitmap_layers.iter().rev();
         let device = layers.try_fold(device, layered);
-        Ok(device.map_err(|error| format!("{spec}: {error}"))?)
+        let device = device.map_err(|error| format!("{spec}: {error}"))?;
+        if spec.is_in_memory() {
+            return Ok(device);
+        }
+        let swap = Swap::new(device);
+        *self.log_swap.borrow_mut() = Some(swap.clone());
+        Ok(swap)
     }
 
     /// The replica that is on the leg; `None` when there is none, or none that may be used.

@@ -596,6 +596,85 @@ fn an_empty_device_in_place_of_a_replica_is_told_by_the_log() {
     .unwrap();
 }
 
+/// A target whose flush failed is closed, opened and brought up to date while its server runs, and may
+/// take over then. After too many times it is left alone.
+#[test]
+fn a_target_whose_flush_failed_is_opened_again() {
+    block_on(async {
+        let files = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
+        files.iter().for_each(|file| cut(file, 64 << 20));
+        let paths = files.each_ref().map(|file| file.path().to_str().unwrap());
+        let [a, b] = two_nodes_on(paths).await;
+        a.mirrored.create(CreateRole::Source, false, false).await.unwrap();
+        b.mirrored.create(CreateRole::Target, false, false).await.unwrap();
+        eventually("in sync", || a.state() == MirrorState::Mirroring).await;
+        let hosts = [&a, &b].map(|node| node.mirrored.device());
+        write(&hosts[0], 8192, 1).await.unwrap();
+        // The same file, through a layer that fails.
+        let spec: crate::device_spec::DeviceSpec = paths[1].parse().unwrap();
+        b.mirrored.swap.close();
+        let device = crate::stack::open_device(&spec, &Default::default()).await.unwrap();
+        let (fault, control) = Fault::new(device, FaultConfig::default()).unwrap();
+        b.mirrored.swap.set(Arc::new(fault)).unwrap();
+        control.fail_next_flush();
+        assert!(b.mirrored.leg.flush().await.is_err());
+        assert!(b.mirrored.has_failed_flush());
+        write(&hosts[0], 4096, 2).await.unwrap();
+        eventually("it is opened again", || b.mirrored.reopens() == 1).await;
+        eventually("in sync", || a.state() == MirrorState::Mirroring).await;
+        assert!(!b.mirrored.has_failed_flush() && b.mirrored.reopening().is_none());
+        assert!(!b.mirrored.mirror().unwrap().is_doubtful(), "a resync has ended");
+        b.mirrored.mirror().unwrap().switchover(0).await.unwrap();
+        eventually("the other serves", || b.access() == AnaState::OPTIMIZED).await;
+        for (offset, byte) in [(8192, 1), (4096, 2)] {
+            assert_eq!(read(&hosts[1], offset).await, Some(byte), "at {offset}");
+        }
+        a.mirrored.end().await;
+        b.mirrored.end().await;
+    })
+    .unwrap();
+}
+
+/// A source that has no peer has nobody who could make up for what a failed flush lost: it is not
+/// opened again, and does not look as if all were well.
+#[test]
+fn a_source_alone_whose_flush_failed_stays_as_it_is() {
+    block_on(async {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        cut(&file, 64 << 20);
+        let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
+        let path = file.path().to_str().unwrap();
+        let node = Node::on("node-a", "node-b", listener, 1, path).await;
+        let opened = Rc::new(Cell::new(0));
+        let opening = opened.clone();
+        node.mirrored.reopen_with(Rc::new(move || {
+            opening.set(opening.get() + 1);
+            Box::pin(async { panic!("nobody asks for it") })
+        }));
+        node.mirrored.create(CreateRole::Source, false, false).await.unwrap();
+        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
+        let host = node.mirrored.device();
+        write(&host, 4096, 1).await.unwrap();
+        let spec: crate::device_spec::DeviceSpec = path.parse().unwrap();
+        node.mirrored.swap.close();
+        let device = crate::stack::open_device(&spec, &Default::default()).await.unwrap();
+        let (fault, control) = Fault::new(device, FaultConfig::default()).unwrap();
+        node.mirrored.swap.set(Arc::new(fault)).unwrap();
+        control.fail_next_flush();
+        assert!(host.flush().await.is_err());
+        assert!(write(&host, 4096, 2).await.is_err());
+        let mirror = node.mirrored.mirror().unwrap();
+        assert!(!mirror.is_idle_target() && !mirror.give_target_up().await);
+        // Three looks.
+        time::sleep(Duration::from_millis(3200)).await;
+        assert!(write(&host, 4096, 2).await.is_err(), "it is not as if all were well");
+        assert_eq!((opened.get(), node.mirrored.reopens()), (0, 0));
+        assert!(node.mirrored.has_failed_flush());
+        node.mirrored.end().await;
+    })
+    .unwrap();
+}
+
 /// Two volumes of a server whose devices were exchanged for each other: hosts of the one would find
 /// the data of the other.
 #[test]
