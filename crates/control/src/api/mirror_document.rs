@@ -177,6 +177,9 @@ pub struct LinkDocument {
     pub data_bytes: u64,
     /// What was sent for it: less when it is compressed.
     pub sent_bytes: u64,
+    /// The peer's name has no address that is known, so it cannot be reached.
+    #[serde(default)]
+    pub name_unknown: bool,
 }
 
 /// What a peer said of itself when it was met last.

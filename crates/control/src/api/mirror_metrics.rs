@@ -57,7 +57,7 @@ const REPLICA: [(&str, Kind, &str, OfReplica); 10] = [
     }),
 ];
 
-const PEER: [(&str, Kind, &str, OfPeer); 15] = [
+const PEER: [(&str, Kind, &str, OfPeer); 16] = [
     (
         "flagstone_mirror_out_of_date_bytes",
         Kind::Gauge,
@@ -142,6 +142,12 @@ const PEER: [(&str, Kind, &str, OfPeer); 15] = [
         Kind::Counter,
         "What was sent for that data: less when it is compressed.",
         |peer| peer.link.sent_bytes as f64,
+    ),
+    (
+        "flagstone_mirror_peer_name_unknown",
+        Kind::Gauge,
+        "1 while the peer's name has no address that is known.",
+        |peer| flag(peer.link.name_unknown),
     ),
     (
         "flagstone_mirror_full_resync",

@@ -212,6 +212,7 @@ fn link(status: &LinkStatus) -> LinkDocument {
         max_bytes_per_second: status.max_bytes_per_s,
         data_bytes: status.data_bytes,
         sent_bytes: status.sent_bytes,
+        name_unknown: status.is_name_unknown,
     }
 }
 
@@ -294,6 +295,16 @@ fn next_of(
     peer: &PeerDocument,
 ) -> Option<String> {
     let (volume, node, name) = (&document.volume, &document.node, &peer.name);
+    let lost = ["resync-pending", "disconnected"].contains(&peer.state.as_str());
+    let alone = ["no-source", "target"].contains(&peer.state.as_str()) && !replica.has_source;
+    if peer.link.name_unknown && (lost || alone) {
+        return Some(format!(
+            "the address of {name} is not known: see that a name server answers, and that `address` of \
+             [peer.{name}] is right; it is looked up again and again, and {name} is reached as soon as \
+             it is known. If {name} is gone for good, `flagstone mirror failover {volume}` serves it \
+             here"
+        ));
+    }
     let advice = match peer.state.as_str() {
         "split-brain" => format!(
             "{node} and {name} were both written without the other: nothing is copied until you \
@@ -425,6 +436,9 @@ mod tests {
             let next = next(&with(state, replica.clone()));
             assert!(next.len() == 1 && next[0].contains(part), "{state}: {next:?}");
         }
+        let mut unknown = with("disconnected", ReplicaDocument::default());
+        unknown.peers[0].link.name_unknown = true;
+        assert!(next(&unknown)[0].contains("the address of node-b is not known"));
         let failed = ReplicaDocument { local_failed: true, ..active };
         let carried = next(&with("mirroring", failed)).remove(0);
         assert!(carried.contains("the peer carries the volume"), "{carried}");

@@ -175,7 +175,7 @@ impl Mirrored {
 
     /// What a peer says of its replica, if it has one and can be asked.
     async fn about_of(&self, leg: usize) -> Option<About> {
-        let session = self.way(leg).ok()?.connect().await.ok()?;
+        let session = self.way(leg).connect().await.ok()?;
         let about = identify(&session, flagstone_mirror::id::Uuid::default()).await.ok();
         session.close();
         about

@@ -162,7 +162,7 @@ impl Mirrored {
         let mut least = (mirror.room_bytes(), self.node.clone());
         let (volume, own) = (mirror.status().volume, mirror.status().replica);
         for (leg, name) in self.peers.iter().enumerate() {
-            let way = self.way(leg).map_err(failed)?;
+            let way = self.way(leg);
             let answer = match way.connect().await {
                 Ok(session) => {
                     let answer = identify(&session, own).await;

@@ -180,7 +180,7 @@ impl Mirrored {
     async fn ask_peers(&self) -> Result<About, CreateError> {
         let mut problem = String::new();
         for (leg, name) in self.peers.iter().enumerate() {
-            let way = self.way(leg).map_err(failed)?;
+            let way = self.way(leg);
             let answer = match way.connect().await {
                 Ok(session) => {
                     let answer = identify(&session, Id::default()).await;

@@ -37,7 +37,9 @@ use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf::host::HostOptions;
 use flagstone_nvmf::target::{SubsystemConfig, Target};
-use flagstone_replication::{Bandwidth, LinkOptions, NvmePeer, replication_nqn, serve_replica};
+use flagstone_replication::{
+    Bandwidth, LinkOptions, NvmePeer, Place, replication_nqn, serve_replica,
+};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::task::AbortOnDrop;
@@ -45,8 +47,9 @@ use flagstone_runtime::{spawn, time};
 
 use crate::config::{self, Config, Peer};
 use crate::names::Uuid;
-use crate::remote::{Failure, resolve};
+use crate::remote::Failure;
 use crate::stack::OpenError;
+use crate::uri::{Host, HostPort};
 
 pub(crate) use make::{CreateError, CreateRole};
 pub(crate) use open::{reach_log, remote_log};
@@ -308,8 +311,7 @@ impl Mirrored {
         }
         replica.set_intent(self.config.intent);
         let volume = replica.superblock().volume;
-        let peers =
-            (0..self.links.len()).map(|leg| self.peer_options(leg)).collect::<Result<_, _>>()?;
+        let peers = (0..self.links.len()).map(|leg| self.peer_options(leg)).collect();
         let mirror = Mirror::new(replica, peers);
         if doubtful {
             mirror.doubt();
@@ -373,7 +375,7 @@ impl Mirrored {
         tracing::info!(volume = self.name, lost, "waited for the source to be found dead");
     }
 
-    fn way(&self, leg: usize) -> Result<SharedPeer, String> {
+    fn way(&self, leg: usize) -> SharedPeer {
         let peer = &self.links[leg];
         let options = HostOptions {
             host_nqn: Some(self.own_host),
@@ -389,18 +391,24 @@ impl Mirrored {
             bandwidth,
             emulate_rtt: self.config.emulate_rtt,
         };
-        let way = NvmePeer::new(self.address(leg)?, self.replica_nqn, options);
-        Ok(Arc::new(way.with_link(link)))
+        let way = NvmePeer::new(self.place(leg), self.replica_nqn, options);
+        Arc::new(way.with_link(link))
     }
 
-    fn address(&self, leg: usize) -> Result<Address, String> {
-        resolve(&self.links[leg].address)
+    /// Where a peer is. What it is called is looked up for each connection: a name server that is not
+    /// up yet is waited for as the peer is.
+    fn place(&self, leg: usize) -> Place {
+        let HostPort { host, port } = &self.links[leg].address;
+        match host {
+            Host::Ip(ip) => Address::Tcp((*ip, *port).into()).into(),
+            Host::Name(name) => Place::named(name, *port),
+        }
     }
 
-    fn peer_options(&self, leg: usize) -> Result<PeerOptions, String> {
+    fn peer_options(&self, leg: usize) -> PeerOptions {
         let config = &self.config;
-        let default = PeerOptions::new(self.way(leg)?);
-        Ok(PeerOptions {
+        let default = PeerOptions::new(self.way(leg));
+        PeerOptions {
             mode: config.mode,
             ack: config.ack,
             when_lost: config.when_peer_lost,
@@ -418,7 +426,7 @@ impl Mirrored {
             },
             compare: config.resync_compare,
             ..default
-        })
+        }
     }
 
     /// Ends in order: what hosts have written is on both legs, and nobody serves. Hosts have gone.

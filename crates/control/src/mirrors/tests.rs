@@ -675,6 +675,32 @@ fn a_source_alone_whose_flush_failed_stays_as_it_is() {
     .unwrap();
 }
 
+/// A name server that is not up yet is no reason not to serve: a source whose peer's name nobody knows
+/// is one whose peer cannot be reached.
+#[test]
+fn a_peer_whose_name_nobody_knows_is_waited_for() {
+    block_on(async {
+        let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
+        // RFC 6761: never a name of anything.
+        let text = "[server]\nnode = \"node-a\"\n[peer.node-b]\naddress = \"node-b.invalid\"\n\
+                    [volume.db]\nmirror = { peer = \"node-b\", bitmap = \"memory:1MiB\" }\n\
+                    device = \"memory:64MiB\"\n";
+        let node = Node::of(text, listener).await;
+        node.mirrored.create(CreateRole::Source, false, false).await.unwrap();
+        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
+        write(&node.mirrored.device(), 4096, 1).await.unwrap();
+        let unknown = || {
+            let status = node.mirrored.mirror().unwrap().status();
+            status.peers[0].link.is_name_unknown
+        };
+        eventually("the name was looked up", unknown).await;
+        let refused = node.mirrored.delete(false, true).await;
+        assert!(matches!(refused, Err(CreateError::Refused(_))), "it serves: {refused:?}");
+        node.mirrored.end().await;
+    })
+    .unwrap();
+}
+
 /// Two volumes of a server whose devices were exchanged for each other: hosts of the one would find
 /// the data of the other.
 #[test]
