@@ -110,6 +110,10 @@ impl BlockDevice for Delay {
         self.child.refresh();
     }
 
+    fn must_reopen(&self) -> bool {
+        self.child.must_reopen()
+    }
+
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         self.after(self.config.read, move |child| child.read(offset, buf))
     }

@@ -130,6 +130,12 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// new size from here on; it never gets smaller. May block for a moment: not for the data path.
     fn refresh(&self) {}
 
+    /// True once a flush has failed such that nothing is promised any more before the device was closed
+    /// and opened again: changes and flushes fail with [`IoError::Poisoned`].
+    fn must_reopen(&self) -> bool {
+        false
+    }
+
     /// What a read of the range would return, where that is known without reading and lies in
     /// memory already: holes, which read as zeroes. `None` is no statement; then [`Self::read`]
     /// tells. Front ends ask first and save a buffer, its filling and a copy.

@@ -292,6 +292,10 @@ impl BlockDevice for Fault {
         self.child.refresh();
     }
 
+    fn must_reopen(&self) -> bool {
+        self.shared.lock().poisoned || self.child.must_reopen()
+    }
+
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         let verdict = self.shared.lock().read(&range_of(offset, buf.len() as u64));
         match verdict {

@@ -5,7 +5,7 @@
 //! calls on one device.
 //!
 //! Read [`device`] first: it says what a completed call promises. Then the leaves: [`null`],
-//! [`memory`], [`mod@file`]; then the layers: [`stripe`], [`delay`], [`fault`];
+//! [`memory`], [`mod@file`]; then the layers: [`stripe`], [`delay`], [`fault`], [`swap`];
 //! and what all of them have to pass: [`conformance`].
 
 pub mod config;
@@ -22,6 +22,7 @@ pub mod null;
 mod pieces;
 mod rng;
 pub mod stripe;
+pub mod swap;
 mod window;
 
 pub use config::ConfigError;
@@ -34,3 +35,4 @@ pub use future::IoFuture;
 pub use memory::MemoryDevice;
 pub use null::NullDevice;
 pub use stripe::Stripe;
+pub use swap::Swap;

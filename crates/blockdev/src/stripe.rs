@@ -189,6 +189,10 @@ impl BlockDevice for Stripe {
         self.geometry
     }
 
+    fn must_reopen(&self) -> bool {
+        self.children.iter().any(|child| child.must_reopen())
+    }
+
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         if let Err(error) = self.geometry.check_transfer(offset, buf.len()) {
             return IoFuture::ready(Err(error));

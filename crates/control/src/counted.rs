@@ -281,6 +281,10 @@ impl BlockDevice for Counted {
         self.child.refresh();
     }
 
+    fn must_reopen(&self) -> bool {
+        self.child.must_reopen()
+    }
+
     fn known(&self, offset: u64, len: usize) -> Option<Buf> {
         let known = self.child.known(offset, len)?;
         let core = self.counters.here();

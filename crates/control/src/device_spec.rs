@@ -178,6 +178,11 @@ impl DeviceSpec {
     pub(crate) fn is_remote(&self) -> bool {
         matches!(self, DeviceSpec::NvmeTcp(_) | DeviceSpec::Nbd(_))
     }
+
+    /// True of what is gone when it is closed.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        matches!(self, DeviceSpec::Memory { .. } | DeviceSpec::Null { .. })
+    }
 }
 
 impl FromStr for DeviceSpec {

@@ -88,19 +88,13 @@ fn explain_nbd(error: &ConnectError) -> String {
     format!("{error}{hint}")
 }
 
-/// The address of a host: what it is called is looked up now, which may hold up this core.
-pub(crate) fn resolve(host: &HostPort) -> Result<Address, String> {
+/// The address of a host, without holding up anything. A name that nobody knows may be known later:
+/// name servers come up no sooner than others.
+async fn look_up(host: &HostPort) -> Result<Address, Failure> {
     let name = match &host.host {
         Host::Ip(ip) => return Ok(Address::Tcp(SocketAddr::new(*ip, host.port))),
         Host::Name(name) => name,
     };
-    chosen(name, net::resolve(name, host.port))
-}
-
-/// The same, without holding up anything. A name that nobody knows may be known later: name servers
-/// come up no sooner than others.
-async fn look_up(host: &HostPort) -> Result<Address, Failure> {
-    let Host::Name(name) = &host.host else { return Ok(resolve(host)?) };
     let found = chosen(name, net::lookup(name, host.port).await);
     found.map_err(|problem| Failure { problem, may_pass: true })
 }

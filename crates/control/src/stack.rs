@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::Path;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use flagstone_runtime::time;
 
 use crate::config::{self, Backing, Config, Layer, SharedLimit, Volume};
 use crate::device_spec::DeviceSpec;
-use crate::mirrors::{Mirrored, reach_log};
+use crate::mirrors::{Mirrored, OpenLeg, reach_log};
 use crate::remote::{Failure, open_nbd, open_nvme};
 
 /// Block size of devices that have none of their own, in bytes.
@@ -208,22 +209,16 @@ pub(crate) async fn open_stack(
     let mut mirrored = None;
     for layer in volume.layers.iter().rev() {
         device = match layer {
-            Layer::Limit(_) => match own {
-                Some(own) => Arc::new(Limited::new(device, own.clone())),
-                None => device,
-            },
-            Layer::SharedLimit(index) => Arc::new(Limited::new(device, shared[*index].clone())),
             Layer::Mirror(_) => {
                 let mirror = Rc::new(Mirrored::over(config, index, device, log.take()).await?);
+                if !volume.backing.devices().iter().any(DeviceSpec::is_in_memory) {
+                    mirror.reopen_with(open_leg(volume, shared, own));
+                }
                 let device = mirror.device();
                 mirrored = Some(mirror);
                 device
             }
-            Layer::Emulate(_) => {
-                tracing::warn!("volume `{}` emulates a disk: for labs and tests only", volume.name);
-                layered(device, layer).map_err(|problem| about(volume, problem))?
-            }
-            other => layered(device, other).map_err(|problem| about(volume, problem))?,
+            other => limited_or_layered(volume, device, other, shared, own)?,
         };
     }
     let has = device.geometry().block_bytes;
@@ -234,6 +229,46 @@ pub(crate) async fn open_stack(
         )),
         _ => Ok(Stack { device, mirrored }),
     }
+}
+
+/// A layer over a device, with the limits that there are.
+fn limited_or_layered(
+    volume: &Volume,
+    device: SharedDevice,
+    layer: &Layer,
+    shared: &[Arc<Limiter>],
+    own: Option<&Arc<Limiter>>,
+) -> Result<SharedDevice, OpenError> {
+    Ok(match layer {
+        Layer::Limit(_) => match own {
+            Some(own) => Arc::new(Limited::new(device, own.clone())),
+            None => device,
+        },
+        Layer::SharedLimit(index) => Arc::new(Limited::new(device, shared[*index].clone())),
+        Layer::Emulate(_) => {
+            tracing::warn!("volume `{}` emulates a disk: for labs and tests only", volume.name);
+            layered(device, layer).map_err(|problem| about(volume, problem))?
+        }
+        other => layered(device, other).map_err(|problem| about(volume, problem))?,
+    })
+}
+
+/// What opens the leg of a mirrored volume once more: its devices, and the layers below the mirror.
+fn open_leg(volume: &Volume, shared: &[Arc<Limiter>], own: Option<&Arc<Limiter>>) -> OpenLeg {
+    let below = Rc::new((volume.clone(), shared.to_vec(), own.cloned()));
+    Rc::new(move || {
+        let below = below.clone();
+        let open = async move {
+            let (volume, shared, own) = &*below;
+            let mut device = open_backing(volume).await?;
+            let layers = volume.layers.iter().rev();
+            for layer in layers.take_while(|layer| !matches!(layer, Layer::Mirror(_))) {
+                device = limited_or_layered(volume, device, layer, shared, own.as_ref())?;
+            }
+            Ok(device)
+        };
+        Box::pin(open) as Pin<Box<dyn Future<Output = _>>>
+    })
 }
 
 /// Opens what a volume is stored on, and the device of its mirror's log if that is on another

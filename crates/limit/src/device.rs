@@ -67,6 +67,10 @@ impl BlockDevice for Limited {
         self.child.refresh();
     }
 
+    fn must_reopen(&self) -> bool {
+        self.child.must_reopen()
+    }
+
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         if self.child.geometry().check_transfer(offset, buf.len()).is_err() {
             return self.child.read(offset, buf);

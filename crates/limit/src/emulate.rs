@@ -130,6 +130,10 @@ impl BlockDevice for Emulated {
         self.child.refresh();
     }
 
+    fn must_reopen(&self) -> bool {
+        self.child.must_reopen()
+    }
+
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         self.served(self.read, |child| child.read(offset, buf))
     }

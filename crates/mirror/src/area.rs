@@ -71,6 +71,14 @@ impl Area {
         write_page(&self.device, at, &header.encode()).await
     }
 
+    /// Zeroes both slots of the header: there is no log here any more.
+    pub(crate) async fn forget(&self) -> Result<(), IoError> {
+        for at in self.layout.headers {
+            write_page(&self.device, self.at + at, &[0; PAGE_BYTES]).await?;
+        }
+        Ok(())
+    }
+
     /// Reads both slots of the hot record.
     pub(crate) async fn records(
         &self,

@@ -249,6 +249,42 @@ impl Mirror {
         inner.local.retire().await;
     }
 
+    /// The same, if a peer has what this replica's devices may have lost: it is a target, or has
+    /// handed the role over, and serves nobody. Else nothing is done. True when it has ended.
+    pub async fn give_target_up(&self) -> bool {
+        let inner = &self.0;
+        // Nobody begins to serve here, or attaches, while this is held.
+        let _changing = inner.changing().await;
+        if !self.is_idle_target() {
+            return false;
+        }
+        self.close();
+        inner.end_attachment().await;
+        inner.local.retire().await;
+        true
+    }
+
+    /// It is a target, or has handed the role over, and serves nobody: what was written to it a peer
+    /// has, or did not count on.
+    pub fn is_idle_target(&self) -> bool {
+        let state = self.0.lock();
+        let busy = state.active || state.closed || state.moving || state.successor.is_some();
+        state.role == Role::Target && !busy
+    }
+
+    /// A flush of the devices has failed before they were opened: what can be read there may not be
+    /// there durably, and no later flush makes it so. Until a resync to this replica has ended no
+    /// checksum of it is taken for that of the same data: what differs, or may, is written again; it is
+    /// inconsistent for its peers, and does not serve.
+    pub fn doubt(&self) {
+        self.0.change(|state| state.doubtful = true);
+    }
+
+    /// See [`Mirror::doubt`].
+    pub fn is_doubtful(&self) -> bool {
+        self.0.lock().doubtful
+    }
+
     /// True while hosts are served here.
     pub fn is_active(&self) -> bool {
         let state = self.0.lock();

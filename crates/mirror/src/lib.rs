@@ -44,6 +44,7 @@ pub mod shape;
 mod split;
 pub mod state;
 pub mod target;
+pub mod trace;
 mod turn;
 pub mod verify;
 pub mod versions;

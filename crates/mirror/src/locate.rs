@@ -62,6 +62,16 @@ pub(crate) async fn locate(device: &SharedDevice) -> Result<Found, ReplicaError>
     }
 }
 
+/// The superblock at the end of the device itself; at least two pages of it are there.
+///
+/// # Errors
+/// Of the device.
+pub(crate) async fn at_the_end(
+    device: &SharedDevice,
+) -> Result<Result<Found, FormatError>, IoError> {
+    at(device, end_of(device)).await
+}
+
 /// The superblock that ends here.
 ///
 /// # Errors

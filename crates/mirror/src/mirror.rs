@@ -116,6 +116,9 @@ pub(crate) struct State {
     pub(crate) legs: Vec<LegState>,
     /// The local leg has failed.
     pub(crate) local_failed: bool,
+    /// What is read of the local leg may not be on it durably, though it was flushed since, until a
+    /// resync to it has ended.
+    pub(crate) doubtful: bool,
     pub(crate) minting: bool,
     pub(crate) mint_error: Option<IoError>,
     /// A change of role is under way.
@@ -276,6 +279,7 @@ impl Mirror {
             waiting: 0,
             legs: superblock.wishes[..peers.len()].iter().copied().map(LegState::new).collect(),
             local_failed: false,
+            doubtful: false,
             minting: false,
             mint_error: None,
             changing: false,

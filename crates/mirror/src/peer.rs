@@ -51,6 +51,8 @@ pub struct LinkStatus {
     pub data_bytes: u64,
     /// What was sent for it, in bytes: less when it is compressed.
     pub sent_bytes: u64,
+    /// The peer has a name whose address was not found when it was looked for last.
+    pub is_name_unknown: bool,
 }
 
 impl Default for LinkStatus {
@@ -61,6 +63,7 @@ impl Default for LinkStatus {
             max_bytes_per_s: None,
             data_bytes: 0,
             sent_bytes: 0,
+            is_name_unknown: false,
         }
     }
 }

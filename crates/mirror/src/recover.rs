@@ -4,7 +4,8 @@
 //! equal. It is answered by a new one, with a new name and all bits set, which is whole and durable
 //! before the superblock names it; until then the next attempt finds the old one as it was, or
 //! worse, and does the same. A device that cannot be reached says nothing of the log on it, which may
-//! be whole: that is no answer, and the replica stays closed until there is one.
+//! be whole: that is no answer, and the replica stays closed until there is one. Nor is a log that is
+//! another replica's: it is left as it is.
 
 use flagstone_blockdev::IoError;
 
@@ -24,8 +25,8 @@ pub enum Lost {
     /// There is none, or both copies of its header are damaged.
     #[error("there is no log, or its header is damaged: {0}")]
     Header(FormatError),
-    /// It is another replica's, or was this one's before a newer.
-    #[error("the log belongs to another replica, or is one that was replaced")]
+    /// It was this replica's before a newer.
+    #[error("the log is one that was replaced")]
     Foreign,
     /// It is this replica's at another time than the superblock: one of the two came back from a
     /// backup.
@@ -46,6 +47,8 @@ pub(crate) enum NoLog {
     Lost(Lost),
     /// Nobody knows what it is worth.
     Unknown(IoError),
+    /// It is worth nothing here, and may be to another replica, whose it is.
+    Others(Uuid),
 }
 
 impl From<IoError> for NoLog {
@@ -76,6 +79,9 @@ pub(crate) async fn recover(area: &Area, superblock: &Superblock) -> Result<Reco
     let newest_header = newest(slots, |header| header.sequence);
     let (_, header) = newest_header.map_err(|error| NoLog::Lost(Lost::Header(error)))?;
     let Superblock { log, replica, incarnation, shape, .. } = superblock;
+    if header.replica != *replica {
+        return Err(NoLog::Others(header.replica));
+    }
     match header.trust(*log, *replica, *incarnation, shape) {
         Trust::Own => {}
         Trust::Stale => return Err(NoLog::Lost(Lost::Stale)),

@@ -61,6 +61,16 @@ pub enum ReplicaError {
     /// The log's device is smaller than the log.
     #[error("the device for the log is too small")]
     LogTooSmall,
+    /// The log's device has the log of another replica, which may be wanted still.
+    #[error(
+        "the device for the log has that of replica {log}, and the data device has replica {data}"
+    )]
+    OthersLog {
+        /// Whose log it is.
+        log: Uuid,
+        /// The replica on the data device.
+        data: Uuid,
+    },
 }
 
 /// What a replica is made of. See [`Replica::create`].
@@ -155,6 +165,10 @@ async fn find(device: &SharedDevice, log: Option<SharedDevice>) -> Result<Opened
     let (recovered, lost) = match recover(&area, &superblock).await {
         Ok(recovered) => (recovered, None),
         Err(NoLog::Unknown(error)) => return Err(error.into()),
+        // Rather two devices that were exchanged for each other than one that is free to be used.
+        Err(NoLog::Others(log)) => {
+            return Err(ReplicaError::OthersLog { log, data: superblock.replica });
+        }
         Err(NoLog::Lost(lost)) => {
             tracing::warn!("the log of replica {} is made anew: {lost}", superblock.replica);
             (renew(device, &layout, &area, &mut superblock).await?, Some(lost))
@@ -203,7 +217,7 @@ impl Replica {
         if let Ok(earlier) = locate(&device).await
             && earlier.end != end_of(&device)
         {
-            Replica::forget(&device).await?;
+            Replica::forget(&device, None).await?;
         }
         let (layout, shape, area) = places(&device, log, end_of(&device), &whole)?;
         // First the earlier replica's superblocks: its log is about to be overwritten.
@@ -227,26 +241,33 @@ impl Replica {
             history: List::default(),
             log: made.start.name,
             incarnation: 1,
+            called: 0,
             wishes: [Wish::default(); PEERS_MAX],
             peers: [PeerRecord::default(); PEERS_MAX],
         };
         Ok(write_page(&device, layout.superblocks[0], &superblock.encode()).await?)
     }
 
-    /// Forgets a replica: its superblocks are zeroed. What hosts wrote stays, and nobody can tell any
-    /// more what it is a replica of. It must not be open. The older superblock goes first: a power
-    /// loss in between leaves the latest, never one of the past.
+    /// Forgets a replica: its superblocks are zeroed, and the headers of its log, so that neither
+    /// tells of it any more. What hosts wrote stays, and nobody can tell what it is a replica of. It
+    /// must not be open. The older superblock goes first and the log last: a power loss in between
+    /// leaves the latest, never one of the past, or [traces](crate::trace).
     ///
     /// # Errors
-    /// Of the device.
-    pub async fn forget(device: &SharedDevice) -> Result<(), IoError> {
+    /// Of a device.
+    pub async fn forget(device: &SharedDevice, log: Option<&SharedDevice>) -> Result<(), IoError> {
         let page = PAGE_BYTES as u64;
         let found = locate(device).await;
         let end = found.as_ref().map_or_else(|_| end_of(device), |found| found.end);
         let first = end.checked_sub(2 * page).ok_or(IoError::OutOfRange)?;
-        let latest = found.map_or(1, |found| found.superblock.sequence & 1);
+        let superblock = found.ok().map(|found| found.superblock);
+        let latest = superblock.as_ref().map_or(1, |superblock| superblock.sequence & 1);
         for slot in [1 - latest, latest] {
             write_page(device, first + slot * page, &[0; PAGE_BYTES]).await?;
+        }
+        let Some(superblock) = superblock else { return Ok(()) };
+        if let Ok((_, _, area)) = places(device, log.cloned(), end, &superblock.shape) {
+            area.forget().await?;
         }
         Ok(())
     }

@@ -74,6 +74,13 @@ pub enum RoleError {
     /// The local leg has failed.
     #[error("the local leg has failed")]
     LocalFailed,
+    /// See [`crate::Mirror::doubt`].
+    #[error(
+        "a flush of the device here failed, and its source has not brought it up to date since: what it \
+         shows may be lost with its power; bring back the node that was the source, or, if that is gone \
+         for good, start the server here again to go on with what the device shows"
+    )]
+    Doubtful,
 }
 
 impl Inner {
@@ -127,10 +134,11 @@ impl Inner {
         if superblock.current.is_none() {
             return Err(RoleError::Blank);
         }
-        if self.lock().local_failed {
+        let state = self.lock();
+        if state.local_failed {
             return Err(RoleError::LocalFailed);
         }
-        Ok(())
+        if state.doubtful { Err(RoleError::Doubtful) } else { Ok(()) }
     }
 
     /// The epoch that this replica takes next, after all that were seen here and `seen`.

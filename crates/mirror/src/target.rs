@@ -240,6 +240,8 @@ impl TargetSession {
         inner.change(|state| {
             (state.role, state.attached, state.fed) =
                 (Role::Target, Some(attached), attach.in_sync);
+            // The source has nothing that may not be here durably.
+            state.doubtful &= !attach.in_sync;
             state.gate = Some(self.gate.clone());
         });
         Ok(Reply::Done)
@@ -315,6 +317,8 @@ impl Inner {
             self.local.superblock().peers.iter().filter(|peer| !peer.replica.is_none()).count();
         let state = self.lock();
         view.serving |= state.active;
+        // No moment in time is certainly there, as long as it was not brought up to date.
+        view.inconsistent |= state.doubtful;
         view.dirty |= self.legs.iter().any(|leg| leg.todo.count() > 0);
         let queues = self.legs.iter().any(|leg| leg.options().mode == Mode::Async);
         let several = known > 1 || self.legs.len() > 1;
@@ -407,7 +411,11 @@ impl Inner {
         if !sound || !within || !len.is_multiple_of(u64::from(BIT_MIN_BYTES)) {
             return Err(Refusal::Range);
         }
-        let sums = self.sums(offset, len, unit_bytes).await.map_err(|_| Refusal::Failed)?;
+        let mut sums = self.sums(offset, len, unit_bytes).await.map_err(|_| Refusal::Failed)?;
+        if self.lock().doubtful {
+            // Equal data is to be written once more.
+            sums.iter_mut().for_each(|sum| *sum = !*sum);
+        }
         Ok(Reply::Checksums(sums))
     }
 
@@ -480,7 +488,10 @@ impl Inner {
         if resync {
             self.forget_marks();
         }
-        self.change(|state| state.fed = true);
+        self.change(|state| {
+            state.fed = true;
+            state.doubtful &= !resync;
+        });
         Ok(Reply::Done)
     }
 

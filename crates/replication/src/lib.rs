@@ -17,6 +17,7 @@ pub mod codec;
 mod limits;
 mod link;
 mod peer;
+mod place;
 mod served;
 mod words;
 
@@ -24,4 +25,5 @@ pub use bandwidth::Bandwidth;
 pub use flagstone_nvme::replica::Codec;
 pub use link::LinkOptions;
 pub use peer::NvmePeer;
+pub use place::Place;
 pub use served::{ReplicaHandler, replication_nqn, serve_replica};

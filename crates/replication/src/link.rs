@@ -87,6 +87,7 @@ impl Link {
             max_bytes_per_s: self.options.bandwidth.as_ref().map(|cap| cap.bytes_per_s()),
             data_bytes: self.data_bytes.load(Ordering::Relaxed),
             sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
+            is_name_unknown: false,
         }
     }
 

@@ -8,11 +8,11 @@ use flagstone_mirror::order::Order;
 use flagstone_mirror::peer::{Answer, LinkStatus, Peer, Refusal, Request, Session};
 use flagstone_nvme::Nqn;
 use flagstone_nvmf::host::{AdminData, HostOptions, RemoteSession};
-use flagstone_runtime::net::Address;
 use flagstone_runtime::{Buf, BufMut, buf};
 
 use crate::bandwidth::Class;
 use crate::link::{self, How, Link, LinkOptions};
+use crate::place::Place;
 use crate::words;
 
 /// How long a command is sent again that the peer turns away for now: the mirror itself tries again
@@ -22,19 +22,20 @@ const RETRY_FOR: Duration = Duration::from_secs(1);
 /// The way to the replica in one subsystem.
 #[derive(Clone, Debug)]
 pub struct NvmePeer {
-    address: Address,
+    place: Place,
     subnqn: Nqn,
     options: HostOptions,
     link: Arc<Link>,
 }
 
 impl NvmePeer {
-    /// To the replication subsystem `subnqn` at `address`. Of `options` data digests, the host
+    /// To the replication subsystem `subnqn` at an address, or where a name leads. Of `options` data digests, the host
     /// identifier and the loss time-out are the link's own.
-    pub fn new(address: Address, subnqn: Nqn, options: HostOptions) -> NvmePeer {
+    pub fn new(place: impl Into<Place>, subnqn: Nqn, options: HostOptions) -> NvmePeer {
+        let place = place.into();
         let loss_timeout = options.loss_timeout.min(RETRY_FOR);
         let options = HostOptions { loss_timeout, ..options };
-        NvmePeer { address, subnqn, options, link: Arc::new(Link::new(LinkOptions::default())) }
+        NvmePeer { place, subnqn, options, link: Arc::new(Link::new(LinkOptions::default())) }
     }
 
     /// The same with a link that does more than send what is written as it is.
@@ -45,8 +46,9 @@ impl NvmePeer {
 
 impl Peer for NvmePeer {
     fn connect(&self) -> IoFuture<Arc<dyn Session>> {
-        let NvmePeer { address, subnqn, options, link } = self.clone();
+        let NvmePeer { place, subnqn, options, link } = self.clone();
         IoFuture::later(async move {
+            let address = place.find().await.ok_or(IoError::Unreachable)?;
             match RemoteSession::connect(address, &subnqn, options).await {
                 Ok(session) => Ok(Arc::new(NvmeSession { session, link }) as Arc<dyn Session>),
                 Err(error) => {
@@ -58,7 +60,7 @@ impl Peer for NvmePeer {
     }
 
     fn link(&self) -> LinkStatus {
-        self.link.status()
+        LinkStatus { is_name_unknown: self.place.is_unknown(), ..self.link.status() }
     }
 }
 

@@ -18,7 +18,7 @@ use flagstone_nvme::{Nqn, Wire};
 use flagstone_nvmf::host::{AdminData, Compressed, HostOptions, RemoteSession};
 use flagstone_nvmf::target::{SubsystemConfig, Target, TargetConfig, serve};
 use flagstone_replication::{
-    Bandwidth, Codec, LinkOptions, NvmePeer, replication_nqn, serve_replica,
+    Bandwidth, Codec, LinkOptions, NvmePeer, Place, replication_nqn, serve_replica,
 };
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::sim::{Config, DiskConfig, NodeId, Simulation};
@@ -80,6 +80,8 @@ struct World {
     mode: Mode,
     link: LinkOptions,
     releases: Cell<Releases>,
+    /// Where the second node is, for the first.
+    place: Option<Place>,
     _memory: Memory,
 }
 
@@ -130,7 +132,8 @@ impl World {
             sim.block_on(made).expect("nobody ends it");
         }
         let (mirrors, releases) = (Rc::default(), Cell::new(releases));
-        let world = World { sim, nodes, mirrors, mode, link, releases, _memory: memory };
+        let world =
+            World { sim, nodes, mirrors, mode, link, releases, place: None, _memory: memory };
         world.start(0);
         world.start(1);
         world
@@ -142,8 +145,9 @@ impl World {
 
     /// From a node to the other, by several connections.
     fn way(&self, index: usize) -> NvmePeer {
-        NvmePeer::new(self.address(1 - index), subsystem(), host_options(index))
-            .with_link(self.link.clone())
+        let named = self.place.clone().filter(|_| index == 0);
+        let place = named.unwrap_or_else(|| self.address(1 - index).into());
+        NvmePeer::new(place, subsystem(), host_options(index)).with_link(self.link.clone())
     }
 
     /// A node: its mirror, and its leg served to the other.
@@ -234,6 +238,30 @@ impl World {
             self.sim.spawn_on(self.nodes[index], async move { mirror.failover().await });
         self.sim.block_on(failed_over).expect("nobody ends it").expect("whole data");
     }
+}
+
+/// A peer's name that nobody knows at first, and that leads elsewhere later, is looked up for each
+/// connection.
+#[test]
+fn a_peer_is_found_as_soon_as_its_name_is_known() {
+    let mut world = World::new(7, Mode::Sync);
+    let known = Arc::new(std::sync::Mutex::new(None));
+    world.stop(0);
+    let answer = known.clone();
+    world.place = Some(Place::found_by("b", move || {
+        let found: Option<Address> = answer.lock().unwrap().clone();
+        Box::pin(
+            async move { found.map(|one| vec![one]).ok_or(std::io::ErrorKind::NotFound.into()) },
+        )
+    }));
+    world.sim.restart(world.nodes[0]);
+    world.start(0);
+    world.sim.run_for(Duration::from_secs(20));
+    assert!(world.link_status(0).is_name_unknown);
+    assert_ne!(world.mirror(0).state(0), MirrorState::Mirroring);
+    *known.lock().unwrap() = Some(world.address(1));
+    world.until_mirroring(0);
+    assert!(!world.link_status(0).is_name_unknown);
 }
 
 /// What was written is on the peer, through resync and mirroring, with the source dead; and the

@@ -198,6 +198,10 @@ impl BlockDevice for FileDevice {
         self.0.size_bytes.fetch_max(now / block * block, Ordering::AcqRel);
     }
 
+    fn must_reopen(&self) -> bool {
+        self.is_poisoned()
+    }
+
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         if let Err(error) = self.0.geometry().check_transfer(offset, buf.len()) {
             return IoFuture::ready(Err(error));

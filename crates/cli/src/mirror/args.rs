@@ -97,9 +97,12 @@ pub struct CreateArgs {
     /// The volume's data is copied here from its source: everything on the device is overwritten
     #[arg(long)]
     pub target: bool,
-    /// With --target: overwrite a device that is not empty
+    /// With --target: overwrite a device that is not empty, or that may have an earlier replica
     #[arg(long, conflicts_with = "source")]
     pub destroy_data: bool,
+    /// With --source: begin a new volume though an earlier replica of it may be here, or a peer has one
+    #[arg(long, conflicts_with = "target")]
+    pub anew: bool,
     /// Do not ask before something is lost
     #[arg(long, short)]
     pub yes: bool,

@@ -61,9 +61,10 @@ pub(super) fn request(command: &MirrorCommand) -> Option<Request> {
         MirrorCommand::Create(args) => {
             let request = Request::new("create", &args.volume, &args.acting)
                 .with("role", Some(if args.source { "source" } else { "target" }))
-                .flag("destroy_data", args.destroy_data);
+                .flag("destroy_data", args.destroy_data)
+                .flag("anew", args.anew);
             // An empty device has nothing to lose, and a source keeps what it has.
-            Request { asks_first: args.destroy_data && !args.yes, ..request }
+            Request { asks_first: (args.destroy_data || args.anew) && !args.yes, ..request }
         }
         MirrorCommand::Pause(args) => Request::of("pause", args),
         MirrorCommand::Continue(args) => Request::of("continue", args),
@@ -150,6 +151,12 @@ mod tests {
                 json!({ "role": "target", "destroy_data": true }),
                 false,
             ),
+            (
+                "create db --source --anew",
+                "create",
+                json!({ "role": "source", "anew": true }),
+                true,
+            ),
             ("pause db --peer b", "pause", json!({ "peer": "b" }), false),
             ("continue db", "continue", json!({}), false),
             ("break db", "break", json!({}), false),
@@ -194,6 +201,7 @@ mod tests {
             ("create db", "--source"),
             ("create db --source --target", "cannot be used with"),
             ("create db --source --destroy-data", "cannot be used with"),
+            ("create db --target --anew", "cannot be used with"),
             ("resolve db", "--keep"),
             ("resolve db --keep both", "possible values: mine, peer"),
             ("verify db --max-rate 0B/s", "above 0"),

@@ -73,8 +73,17 @@ pub(super) fn all(
         let blank = if std::mem::take(&mut first) { "\n" } else { "" };
         let _ = writeln!(text, "{blank}{} is {}", volume.name, waiting(&wait));
     }
+    for volume in volumes.iter().filter(|volume| volume.flush_failed) {
+        let blank = if std::mem::take(&mut first) { "\n" } else { "" };
+        let _ = writeln!(text, "{blank}{}: {FLUSH_FAILED}", volume.name);
+    }
     text
 }
+
+/// What is told of a volume whose device has failed a flush.
+const FLUSH_FAILED: &str = "a flush of its device failed: it takes no writes, and what hosts wrote since \
+    the last flush that succeeded may be lost, though it is read still. It stays so until the server is \
+    started again, which goes on with what the device kept";
 
 /// All about one volume.
 pub(super) fn volume(volume: &VolumeDocument, rates: Option<&Rates>) -> String {
@@ -95,6 +104,9 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&Rates>) -> String {
     );
     if !volume.layers.is_empty() {
         let _ = write!(text, " through {}", volume.layers.join(", "));
+    }
+    if volume.flush_failed {
+        let _ = write!(text, "\n  {FLUSH_FAILED}");
     }
     text.push_str(if wait.is_some() { "\n\nto be served on\n" } else { "\n\nserved on\n" });
     for listener in &volume.listeners {

@@ -92,6 +92,10 @@ pub struct VolumeDocument {
     pub block_bytes: u32,
     /// It takes no writes.
     pub read_only: bool,
+    /// A flush of its device has failed: it takes no writes until the server is started again, and what
+    /// was not flushed before may be lost.
+    #[serde(default)]
+    pub flush_failed: bool,
     /// By which hosts know it again.
     pub uuid: String,
     /// Its layers, from the host's side down: `limit`, `shared_limit`, `delay`, `fault`, `emulate`,

@@ -41,6 +41,10 @@ impl Mirrors {
             node: mirrored.node.clone(),
             peers: mirrored.peers.clone(),
             mirror: mirrored.mirror(),
+            missing: mirrored.missing(),
+            reopening: mirrored.reopening(),
+            reopens: mirrored.reopens(),
+            flush_failed: mirrored.has_failed_flush(),
         }
     }
 
@@ -100,8 +104,8 @@ impl Mirrors {
         mirrored: &Rc<Mirrored>,
         order: &Order,
     ) -> Result<Foreseen, Problem> {
-        if let Action::Create { source, destroy_data } = order.action {
-            return create(mirrored, source, destroy_data, order.dry_run).await;
+        if let Action::Create { source, anew } = order.action {
+            return create(mirrored, source, anew, order.dry_run).await;
         }
         if let Action::Grow { size_bytes } = order.action {
             return grow(mirrored, size_bytes, order.dry_run).await;
@@ -142,11 +146,11 @@ impl Mirrors {
 async fn create(
     mirrored: &Rc<Mirrored>,
     source: bool,
-    destroy_data: bool,
+    anew: bool,
     dry_run: bool,
 ) -> Result<Foreseen, Problem> {
     let role = if source { CreateRole::Source } else { CreateRole::Target };
-    let created = mirrored.create(role, destroy_data, dry_run).await.map_err(refused)?;
+    let created = mirrored.create(role, anew, dry_run).await.map_err(refused)?;
     let usable = format_size(created.usable_bytes);
     let reserved = format_size(created.reserved_bytes);
     let kind = if source { "source" } else { "target" };

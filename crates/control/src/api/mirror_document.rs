@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 /// The state of a mirror whose replica was not made yet, or cannot be opened.
 pub const NOT_CREATED: &str = "not-created";
 
+/// The state of a mirror whose replica is missing: something tells that there was one.
+pub const NOT_FOUND: &str = "not-found";
+
 /// `GET /v1/volumes/{name}/mirror`, and the member `mirror` of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MirrorDocument {
@@ -15,7 +18,7 @@ pub struct MirrorDocument {
     pub volume: String,
     /// This node's name.
     pub node: String,
-    /// The state of the peer that is worst off, or `not-created`.
+    /// The state of the peer that is worst off, or `not-created`, or `not-found`.
     pub state: String,
     /// What to do next, for people; empty when there is nothing to do.
     pub next: Vec<String>,
@@ -25,6 +28,25 @@ pub struct MirrorDocument {
     pub replica: Option<ReplicaDocument>,
     /// The verify that runs, or the last one since the server began.
     pub verify: Option<VerifyDocument>,
+    /// The replica is being opened again, as its device failed; else `null`.
+    #[serde(default)]
+    pub reopening: Option<ReopeningDocument>,
+    /// Times that its devices were opened again since the server began.
+    #[serde(default)]
+    pub reopens: u64,
+}
+
+/// How a replica is opened again.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReopeningDocument {
+    /// Why, or why the last attempt failed.
+    pub reason: String,
+    /// How often it was opened again since its devices were last sound for ten minutes.
+    pub attempts: u32,
+    /// Until the next attempt; `null` while one goes on, and when there is none.
+    pub next_seconds: Option<f64>,
+    /// It failed too often, and is left alone until the server is started again.
+    pub given_up: bool,
 }
 
 /// This node's replica.
@@ -40,6 +62,9 @@ pub struct ReplicaDocument {
     pub inconsistent: bool,
     /// The local leg has failed: a peer carries the volume.
     pub local_failed: bool,
+    /// A flush of its device, or of its log's, has failed, and it was not opened again since.
+    #[serde(default)]
+    pub flush_failed: bool,
     /// Highest epoch seen.
     pub epoch: u64,
     /// Generation of the data here.
@@ -162,6 +187,9 @@ pub struct LinkDocument {
     /// The same of the peer, as it said when it was met last; `null` before.
     #[serde(default)]
     pub peer_versions: Option<(u16, u16)>,
+    /// The peer's name has no address that is known, so it cannot be reached.
+    #[serde(default)]
+    pub name_unknown: bool,
 }
 
 /// What a peer said of itself when it was met last.

@@ -8,7 +8,7 @@ use super::mirror_view::states;
 type OfReplica = fn(&ReplicaDocument) -> f64;
 type OfPeer = fn(&PeerDocument) -> f64;
 
-const REPLICA: [(&str, Kind, &str, OfReplica); 9] = [
+const REPLICA: [(&str, Kind, &str, OfReplica); 10] = [
     ("flagstone_mirror_active", Kind::Gauge, "1 while this node serves the volume.", |replica| {
         flag(replica.active)
     }),
@@ -17,6 +17,12 @@ const REPLICA: [(&str, Kind, &str, OfReplica); 9] = [
         Kind::Gauge,
         "1 once the local leg has failed and a peer carries the volume.",
         |replica| flag(replica.local_failed),
+    ),
+    (
+        "flagstone_mirror_flush_failed",
+        Kind::Gauge,
+        "1 once a flush of the local leg or its log has failed, until that is opened again.",
+        |replica| flag(replica.flush_failed),
     ),
     ("flagstone_mirror_epoch", Kind::Gauge, "Highest epoch seen.", |replica| replica.epoch as f64),
     (
@@ -51,7 +57,7 @@ const REPLICA: [(&str, Kind, &str, OfReplica); 9] = [
     }),
 ];
 
-const PEER: [(&str, Kind, &str, OfPeer); 15] = [
+const PEER: [(&str, Kind, &str, OfPeer); 16] = [
     (
         "flagstone_mirror_out_of_date_bytes",
         Kind::Gauge,
@@ -138,6 +144,12 @@ const PEER: [(&str, Kind, &str, OfPeer); 15] = [
         |peer| peer.link.sent_bytes as f64,
     ),
     (
+        "flagstone_mirror_peer_name_unknown",
+        Kind::Gauge,
+        "1 while the peer's name has no address that is known.",
+        |peer| flag(peer.link.name_unknown),
+    ),
+    (
         "flagstone_mirror_full_resync",
         Kind::Gauge,
         "1 while everything is copied to the peer, or is going to be.",
@@ -167,6 +179,11 @@ pub(super) fn write(mirrors: &[MirrorDocument], out: &mut Exposition) {
         for (mirror, replica) in replicas() {
             family.value(&[("volume", &mirror.volume)], number(replica));
         }
+    }
+    let help = "Times that the devices of the replica were opened again as they had failed.";
+    let mut family = out.family("flagstone_mirror_reopens_total", Kind::Counter, help);
+    for mirror in mirrors {
+        family.count(&[("volume", &mirror.volume)], mirror.reopens);
     }
     let help = "Writes and flushes for the write-intent log's sake: records of hot regions, bitmap \
                 pages, flushes of the data device, and those that failed.";

@@ -9,7 +9,8 @@ use serde_json::{Map, Value};
 pub(super) enum Action {
     Create {
         source: bool,
-        destroy_data: bool,
+        /// Over data, or what may be an earlier replica: `destroy_data` of a target, `anew` of a source.
+        anew: bool,
     },
     Pause,
     Continue,
@@ -53,7 +54,7 @@ pub(super) struct Order {
 
 /// The actions, with the members of the body that each takes beside `dry_run`.
 pub(super) const ACTIONS: [(&str, &[&str]); 12] = [
-    ("create", &["role", "destroy_data"]),
+    ("create", &["role", "destroy_data", "anew"]),
     ("pause", &["peer"]),
     ("continue", &["peer"]),
     ("resync", &["peer", "full", "compare"]),
@@ -74,6 +75,7 @@ struct Body {
     dry_run: bool,
     role: Option<String>,
     destroy_data: bool,
+    anew: bool,
     full: bool,
     compare: Option<bool>,
     to: Option<String>,
@@ -103,10 +105,7 @@ impl Order {
             Problem::invalid(format!("the body is not what is asked for: {error}"))
         })?;
         let action = match *name {
-            "create" => Action::Create {
-                source: one_of("role", body.role.as_deref(), ["source", "target"])?,
-                destroy_data: body.destroy_data,
-            },
+            "create" => create(&body)?,
             "pause" => Action::Pause,
             "continue" => Action::Continue,
             "resync" => Action::Resync { full: body.full, compare: body.compare },
@@ -135,6 +134,18 @@ fn one_of(member: &str, given: Option<&str>, words: [&str; 2]) -> Result<bool, P
         }
         None => Err(Problem::invalid(format!("`{member}` is missing")).accepting(words)),
     }
+}
+
+fn create(body: &Body) -> Result<Action, Problem> {
+    let source = one_of("role", body.role.as_deref(), ["source", "target"])?;
+    let (anew, other) =
+        if source { (body.anew, body.destroy_data) } else { (body.destroy_data, body.anew) };
+    if other {
+        return Err(Problem::invalid(
+            "`destroy_data` goes with the role `target`, and `anew` with `source`",
+        ));
+    }
+    Ok(Action::Create { source, anew })
 }
 
 fn verify(body: &Body) -> Result<Action, Problem> {
@@ -168,12 +179,13 @@ mod tests {
             (
                 "create",
                 json!({ "role": "target", "destroy_data": true }),
-                Action::Create { source: false, destroy_data: true },
+                Action::Create { source: false, anew: true },
             ),
+            ("create", json!({ "role": "source" }), Action::Create { source: true, anew: false }),
             (
                 "create",
-                json!({ "role": "source" }),
-                Action::Create { source: true, destroy_data: false },
+                json!({ "role": "source", "anew": true }),
+                Action::Create { source: true, anew: true },
             ),
             ("pause", json!({}), Action::Pause),
             ("continue", json!({}), Action::Continue),
@@ -236,6 +248,8 @@ mod tests {
         for (action, body, part) in [
             ("create", json!({}), "`role` is missing"),
             ("create", json!({ "role": "boss" }), "`role` cannot be `boss`"),
+            ("create", json!({ "role": "source", "destroy_data": true }), "`anew` with `source`"),
+            ("create", json!({ "role": "target", "anew": true }), "`anew` with `source`"),
             ("resolve", json!({}), "`keep` is missing"),
             ("resolve", json!({ "keep": "both" }), "`keep` cannot be `both`"),
             ("resync", json!({ "full": "yes" }), "the body is not what is asked for"),

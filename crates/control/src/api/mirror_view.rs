@@ -1,5 +1,7 @@
 //! What is told of a mirror: its document, and what to do next.
 
+use std::rc::Rc;
+
 use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::format::superblock::Role;
 use flagstone_mirror::peer::About;
@@ -8,9 +10,10 @@ use flagstone_mirror::{Ack, Mirror, Mode, NoCommonVersion, Versions, WhenPeerLos
 use flagstone_runtime::time;
 
 use super::mirror_document::{
-    LinkDocument, LogDocument, MetDocument, MirrorDocument, NOT_CREATED, PeerDocument,
-    ReplicaDocument, ResyncDocument, VerifyDocument,
+    LinkDocument, LogDocument, MetDocument, MirrorDocument, NOT_CREATED, NOT_FOUND, PeerDocument,
+    ReopeningDocument, ReplicaDocument, ResyncDocument, VerifyDocument,
 };
+use crate::mirrors::Reopening;
 
 /// A mirror with the names that people know it by.
 #[derive(Clone)]
@@ -20,6 +23,11 @@ pub(super) struct Named {
     pub(super) peers: Vec<String>,
     /// None before its replica was made.
     pub(super) mirror: Option<Mirror>,
+    /// Why there is none, where something tells that there was a replica.
+    pub(super) missing: Option<Rc<str>>,
+    pub(super) reopening: Option<Reopening>,
+    pub(super) reopens: u64,
+    pub(super) flush_failed: bool,
 }
 
 /// The states, the worst first: of several peers that of the worst is the mirror's.
@@ -38,7 +46,7 @@ const WORST_FIRST: [MirrorState; 10] = [
 
 /// All words for a state.
 pub(super) fn states() -> impl Iterator<Item = &'static str> + Clone {
-    WORST_FIRST.iter().map(|state| state.name()).chain([NOT_CREATED])
+    WORST_FIRST.iter().map(|state| state.name()).chain([NOT_CREATED, NOT_FOUND])
 }
 
 fn role_name(role: Role) -> &'static str {
@@ -62,13 +70,14 @@ pub(super) fn document(named: &Named, verify: Option<VerifyDocument>) -> MirrorD
     let (volume, node) = (named.volume.clone(), named.node.clone());
     let mut document = match &named.mirror {
         None => {
+            let state = if named.missing.is_some() { NOT_FOUND } else { NOT_CREATED };
             let peer = |name: &String| PeerDocument {
                 name: name.clone(),
-                state: NOT_CREATED.into(),
+                state: state.into(),
                 ..PeerDocument::default()
             };
             let peers = named.peers.iter().map(peer).collect();
-            MirrorDocument { volume, node, state: NOT_CREATED.into(), peers, ..Default::default() }
+            MirrorDocument { volume, node, state: state.into(), peers, ..Default::default() }
         }
         Some(mirror) => {
             let status = mirror.status();
@@ -82,12 +91,20 @@ pub(super) fn document(named: &Named, verify: Option<VerifyDocument>) -> MirrorD
                 state: worst.map_or("", |state| state.name()).into(),
                 next: Vec::new(),
                 peers: peers.map(|(leg, (name, status))| peer(mirror, leg, name, status)).collect(),
-                replica: Some(replica(mirror, &status)),
+                replica: Some(ReplicaDocument {
+                    flush_failed: named.flush_failed,
+                    ..replica(mirror, &status)
+                }),
                 verify,
+                reopening: named.reopening.as_ref().map(reopening),
+                reopens: named.reopens,
             }
         }
     };
-    document.next = next(&document);
+    document.next = match &named.missing {
+        Some(missing) => vec![missing_advice(&document, missing)],
+        None => next(&document),
+    };
     document
 }
 
@@ -99,6 +116,7 @@ fn replica(mirror: &Mirror, status: &flagstone_mirror::state::Status) -> Replica
         has_source: mirror.has_source(),
         inconsistent: status.inconsistent,
         local_failed: status.local_failed,
+        flush_failed: false,
         epoch: status.epoch,
         generation: status.generation.to_string(),
         volume_uuid: status.volume.to_string(),
@@ -118,6 +136,16 @@ fn replica(mirror: &Mirror, status: &flagstone_mirror::state::Status) -> Replica
             data_flushes: log.data_flushes,
             failures: log.failures,
         },
+    }
+}
+
+fn reopening(reopening: &Reopening) -> ReopeningDocument {
+    let next = reopening.next.map(|next| next.since(time::now()).as_secs_f64());
+    ReopeningDocument {
+        reason: reopening.reason.clone(),
+        attempts: reopening.attempts,
+        next_seconds: next,
+        given_up: reopening.given_up,
     }
 }
 
@@ -190,6 +218,7 @@ fn link(ours: Versions, status: &PeerStatus) -> LinkDocument {
         version: common.map(|version| version.0),
         node_versions: range(ours),
         peer_versions: versions.map(range),
+        name_unknown: link.is_name_unknown,
     }
 }
 
@@ -217,6 +246,17 @@ fn met(about: &About) -> MetDocument {
     }
 }
 
+/// What to do about a replica that is not found, though something tells of it.
+fn missing_advice(document: &MirrorDocument, missing: &str) -> String {
+    let (volume, node) = (&document.volume, &document.node);
+    format!(
+        "{missing}. Then start the server of {node} again. Nothing was changed on the device. If the \
+         replica is gone for good: `flagstone mirror create {volume} --target --destroy-data` copies \
+         the volume from a peer, over all that is on the device; `--source --anew` makes what is on the \
+         device a new volume, to which the peers' replicas are no copies"
+    )
+}
+
 /// What to do next, most urgent first; nothing when all is well, or ends well by itself.
 pub(super) fn next(document: &MirrorDocument) -> Vec<String> {
     let volume = &document.volume;
@@ -226,18 +266,39 @@ pub(super) fn next(document: &MirrorDocument) -> Vec<String> {
              whose data is kept, then `--target` on the other"
         )];
     };
-    let mut next = Vec::new();
-    if replica.local_failed {
-        next.push(format!(
-            "the device of {} has failed and the peer carries the volume: hand it over with \
-             `flagstone mirror switchover {volume} --to PEER`; start the server again when the \
-             device works or has room again, or replace it and make the replica anew with \
-             `flagstone mirror create {volume} --target`",
-            document.node
-        ));
-    }
+    let mut next: Vec<String> = device_advice(document, replica).into_iter().collect();
     next.extend(document.peers.iter().filter_map(|peer| next_of(document, replica, peer)));
     next
+}
+
+/// What to do about a device of the replica that failed.
+fn device_advice(document: &MirrorDocument, replica: &ReplicaDocument) -> Option<String> {
+    let (volume, node) = (&document.volume, &document.node);
+    match &document.reopening {
+        Some(ReopeningDocument { reason, given_up: true, attempts, .. }) => Some(format!(
+            "{reason}: it was opened again {attempts} times and failed each time; replace the device of \
+             {node}, or start the server there again when it works"
+        )),
+        Some(ReopeningDocument { reason, .. }) => Some(format!(
+            "the replica of {node} is opened again by itself as soon as that can be done ({reason}), \
+             and brought up to date by its source then"
+        )),
+        None if replica.local_failed => Some(format!(
+            "the device of {node} has failed and the peer carries the volume: hand it over with \
+             `flagstone mirror switchover {volume} --to PEER`; the device is opened again by itself \
+             then, and brought up to date as soon as it works or has room again; if it is gone for good, \
+             replace it, start the server again and make the replica anew with `flagstone mirror create \
+             {volume} --target`"
+        )),
+        None if replica.flush_failed && replica.active => Some(format!(
+            "a flush of the device of {node}, or of its log's, failed, and no peer carries the volume: \
+             nothing more is written, and what hosts wrote since the last flush that succeeded may be \
+             lost though it is read still. Copy what is needed; then either `flagstone mirror failover \
+             {volume}` on a peer whose data is good enough, or start the server here again, which goes \
+             on with what the device kept"
+        )),
+        None => None,
+    }
 }
 
 fn next_of(
@@ -246,6 +307,16 @@ fn next_of(
     peer: &PeerDocument,
 ) -> Option<String> {
     let (volume, node, name) = (&document.volume, &document.node, &peer.name);
+    let lost = ["resync-pending", "disconnected"].contains(&peer.state.as_str());
+    let alone = ["no-source", "target"].contains(&peer.state.as_str()) && !replica.has_source;
+    if peer.link.name_unknown && (lost || alone) {
+        return Some(format!(
+            "the address of {name} is not known: see that a name server answers, and that `address` of \
+             [peer.{name}] is right; it is looked up again and again, and {name} is reached as soon as \
+             it is known. If {name} is gone for good, `flagstone mirror failover {volume}` serves it \
+             here"
+        ));
+    }
     let advice = match peer.state.as_str() {
         "split-brain" => format!(
             "{node} and {name} were both written without the other: nothing is copied until you \
@@ -324,7 +395,7 @@ mod tests {
         let mut names: Vec<_> = states().collect();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), WORST_FIRST.len() + 1);
+        assert_eq!(names.len(), WORST_FIRST.len() + 2);
         assert_eq!(WORST_FIRST[0], MirrorState::SplitBrain);
         assert_eq!(WORST_FIRST.last(), Some(&MirrorState::Mirroring));
     }
@@ -335,6 +406,7 @@ mod tests {
         let told = |what: &str| assert!(doc.contains(&format!("`{what}`")), "no `{what}`");
         let mut now = with("mirroring", ReplicaDocument::default());
         now.verify = Some(VerifyDocument::default());
+        now.reopening = Some(ReopeningDocument::default());
         (now.peers[0].met, now.peers[0].resync) =
             (Some(Default::default()), Some(Default::default()));
         let mut left = vec![serde_json::to_value(now).unwrap()];
@@ -394,8 +466,26 @@ mod tests {
             assert!(next(&far)[0].contains(&part), "{:?}", next(&far));
         }
         assert!(next(&far)[0].contains("node-b speaks version 1 of"), "{:?}", next(&far));
+        let mut unknown = with("disconnected", ReplicaDocument::default());
+        unknown.peers[0].link.name_unknown = true;
+        assert!(next(&unknown)[0].contains("the address of node-b is not known"));
         let failed = ReplicaDocument { local_failed: true, ..active };
-        assert!(next(&with("mirroring", failed))[0].contains("the peer carries the volume"));
+        let carried = next(&with("mirroring", failed)).remove(0);
+        assert!(carried.contains("the peer carries the volume"), "{carried}");
+        let alone = ReplicaDocument { active: true, flush_failed: true, ..Default::default() };
+        let alone = next(&with("mirroring", alone)).remove(0);
+        assert!(alone.contains("may be lost"), "{alone}");
+        for (given_up, part) in [(false, "opened again by itself"), (true, "replace the device")] {
+            let reopening = ReopeningDocument {
+                reason: "a flush failed".into(),
+                given_up,
+                ..ReopeningDocument::default()
+            };
+            let target = ReplicaDocument { has_source: true, ..ReplicaDocument::default() };
+            let document = MirrorDocument { reopening: Some(reopening), ..with("target", target) };
+            let said = next(&document).remove(0);
+            assert!(said.contains(part) && said.contains("a flush failed"), "{said}");
+        }
         let none =
             MirrorDocument { replica: None, ..with(NOT_CREATED, ReplicaDocument::default()) };
         assert!(next(&none)[0].contains("flagstone mirror create db --source"));

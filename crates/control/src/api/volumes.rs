@@ -53,6 +53,14 @@ impl Server {
     }
 }
 
+impl Server {
+    /// True when a flush of what a volume is stored on has failed, and it was not opened again since.
+    /// Of a mirrored volume its mirror tells.
+    pub(super) fn has_failed_flush(&self, volume: usize) -> bool {
+        self.volumes[volume].get().is_some_and(|device| device.must_reopen())
+    }
+}
+
 async fn all(server: &Server, parts: &Parts) -> VolumesDocument {
     let mut volumes = Vec::with_capacity(server.config.volumes.len());
     for index in 0..server.config.volumes.len() {
@@ -84,6 +92,7 @@ fn document(server: &Server, parts: &Parts, index: usize) -> VolumeDocument {
         size_bytes: geometry.map_or(0, |geometry| geometry.size_bytes),
         block_bytes: geometry.map_or(0, |geometry| geometry.block_bytes),
         read_only: volume.read_only || geometry.is_some_and(|geometry| geometry.read_only),
+        flush_failed: server.has_failed_flush(index),
         uuid: server.config.volume_uuid(index, &server.machine).to_string(),
         layers: layers.chain(stripe).map(str::to_owned).collect(),
         devices: volume.backing.devices().iter().map(ToString::to_string).collect(),

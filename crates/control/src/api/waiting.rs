@@ -42,6 +42,12 @@ impl Part for Waits {
             let waits = self.server.waiting.wait(index).is_some();
             waiting.count(&[("volume", &volume.name)], waits.into());
         }
+        let help =
+            "1 once a flush of the volume's device has failed, until the server is started again.";
+        let mut failed = out.family("flagstone_volume_flush_failed", Kind::Gauge, help);
+        for (index, volume) in volumes() {
+            failed.count(&[("volume", &volume.name)], self.server.has_failed_flush(index).into());
+        }
         let help = "Attempts to open the volume's device that failed.";
         let family = "flagstone_volume_open_failures_total";
         let mut failures = out.family(family, Kind::Counter, help);

@@ -175,7 +175,7 @@ impl Mirrored {
         let mut least = Room { room_bytes, smallest, copied_to: Vec::new() };
         let (volume, own) = (mirror.status().volume, mirror.status().replica);
         for (leg, name) in self.peers.iter().enumerate() {
-            let way = self.way(leg).map_err(failed)?;
+            let way = self.way(leg);
             let answer = match way.connect().await {
                 Ok(session) => {
                     let answer = identify(&session, own, mirror.versions()).await;
@@ -267,7 +267,7 @@ impl Mirrored {
         let from = mirror.usable_bytes();
         let served = mirror.is_active();
         let resized = match mirror.hand_on().await {
-            Ok(hand_on) => self.exchange(hand_on, log, bytes).await,
+            Ok(hand_on) => self.exchange(hand_on, log, bytes, mirror.is_doubtful()).await,
             Err(error) => Err(error.to_string()),
         };
         if let (Err(error), true) = (&resized, self.has_ended()) {
@@ -303,12 +303,13 @@ impl Mirrored {
         hand_on: HandOn,
         log: Option<SharedDevice>,
         bytes: u64,
+        doubtful: bool,
     ) -> Result<(), String> {
         let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
         target.remove_subsystem(&self.replica_nqn).map_err(|error| error.to_string())?;
         let opened = hand_on.resize(&self.leg, log, bytes).await;
         let (replica, failed) = opened.map_err(|error| error.to_string())?;
-        let next = self.mirror_of(replica)?;
+        let next = self.mirror_of(replica, doubtful)?;
         self.slot.set(Some(next.clone()));
         hand_on.finish(&next).await.map_err(|error| error.to_string())?;
         failed.map_or(Ok(()), |error| Err(error.to_string()))

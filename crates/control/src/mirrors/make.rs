@@ -57,22 +57,33 @@ pub(super) fn failed(error: impl ToString) -> CreateError {
 
 impl Mirrored {
     /// Makes this node's replica and opens it. One that is there already with this role is fine, so
-    /// of two that ask at a time the second finds what the first has made.
+    /// of two that ask at a time the second finds what the first has made. Over what may be an
+    /// earlier replica, or data, one is made with `anew` alone, which is the operator's word for it.
     pub(crate) async fn create(
         self: &Rc<Self>,
         role: CreateRole,
-        destroy_data: bool,
+        anew: bool,
         dry_run: bool,
     ) -> Result<Created, CreateError> {
         let _making = self.making.acquire(1).await;
         if let Some(mirror) = self.mirror() {
             return self.already(&mirror, role);
         }
+        if !anew {
+            self.refuse_over_earlier(match role {
+                CreateRole::Source => "--anew: what is on the device is a new volume then",
+                CreateRole::Target => "--destroy-data",
+            })
+            .await?;
+        }
         let (volume, shape) = match role {
             CreateRole::Source => {
+                if !anew {
+                    self.refuse_beside_a_peers().await?;
+                }
                 (Id::random(), shape(&self.config, self.leg.geometry().size_bytes))
             }
-            CreateRole::Target => self.of_peer(destroy_data).await?,
+            CreateRole::Target => self.of_peer(anew).await?,
         };
         let layout = flagstone_mirror::shape::layout(self.leg.geometry().size_bytes, &shape);
         let room = layout.map_or(0, |layout| layout.usable_bytes);
@@ -107,8 +118,9 @@ impl Mirrored {
             .map_err(failed)?;
         let replica = Replica::open(self.leg.clone(), log.clone()).await.map_err(failed)?;
         *self.log.borrow_mut() = log;
+        self.keep_name(&replica).await.map_err(|failure| failed(failure.problem))?;
         let id = replica.superblock().replica;
-        if let Err(failure) = self.run(replica).await {
+        if let Err(failure) = self.run(replica, false).await {
             if self.has_ended() {
                 self.reopen_soon();
             }
@@ -168,7 +180,7 @@ impl Mirrored {
     async fn ask_peers(&self) -> Result<About, CreateError> {
         let mut problem = String::new();
         for (leg, name) in self.peers.iter().enumerate() {
-            let way = self.way(leg).map_err(failed)?;
+            let way = self.way(leg);
             let answer = match way.connect().await {
                 Ok(session) => {
                     let answer = identify(&session, Id::default(), self.versions.get()).await;
@@ -219,6 +231,7 @@ impl Mirrored {
             return Ok(());
         }
         self.watch.borrow_mut().take();
+        *self.reopening.borrow_mut() = None;
         self.set_access(false);
         mirror.stop().await.map_err(failed)?;
         // What it has in hand ends before its disks are another's.
@@ -228,7 +241,7 @@ impl Mirrored {
             target.remove_subsystem(&self.replica_nqn).map_err(failed)?;
         }
         self.slot.set(None);
-        self.log.borrow_mut().take();
-        Replica::forget(&self.leg).await.map_err(failed)
+        let log = self.log.borrow_mut().take();
+        Replica::forget(&self.leg, log.as_ref()).await.map_err(failed)
     }
 }

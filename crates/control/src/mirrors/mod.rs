@@ -11,6 +11,7 @@
 //! Names are the same on all nodes, made of the volume's NQN and the nodes' names: so two files with
 //! the roles swapped fit each other.
 
+mod earlier;
 mod grow;
 mod make;
 mod open;
@@ -21,10 +22,11 @@ mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use flagstone_blockdev::SharedDevice;
+use flagstone_blockdev::{SharedDevice, Swap};
 use flagstone_mirror::pace::PaceLimits;
 use flagstone_mirror::peer::SharedPeer;
 use flagstone_mirror::queue::QueueLimits;
@@ -35,7 +37,9 @@ use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf::host::HostOptions;
 use flagstone_nvmf::target::{SubsystemConfig, Target};
-use flagstone_replication::{Bandwidth, LinkOptions, NvmePeer, replication_nqn, serve_replica};
+use flagstone_replication::{
+    Bandwidth, LinkOptions, NvmePeer, Place, replication_nqn, serve_replica,
+};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::task::AbortOnDrop;
@@ -43,11 +47,13 @@ use flagstone_runtime::{spawn, time};
 
 use crate::config::{self, Config, Peer};
 use crate::names::Uuid;
-use crate::remote::{Failure, resolve};
+use crate::remote::Failure;
 use crate::stack::OpenError;
+use crate::uri::{Host, HostPort};
 
 pub(crate) use make::{CreateError, CreateRole};
 pub(crate) use open::{reach_log, remote_log};
+pub(crate) use reopen::Reopening;
 use slot::Slot;
 
 /// Controllers and ports of the nodes of a subsystem have numbers of their own: each node has one of
@@ -62,6 +68,10 @@ pub(crate) fn caps(config: &Config) -> Caps {
     let cap = |peer: &Peer| Some((peer.name.clone(), Bandwidth::new(peer.max_bytes_per_s?)));
     config.peers.iter().filter_map(cap).collect()
 }
+
+/// Opens what is below a mirror in its volume's table.
+pub(crate) type OpenLeg =
+    Rc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<SharedDevice, OpenError>>>>>;
 
 /// A mirrored volume.
 pub(crate) struct Mirrored {
@@ -79,17 +89,31 @@ pub(crate) struct Mirrored {
     /// Its namespace there.
     namespace_id: u32,
     replica_nqn: Nqn,
+    /// What replicas of this volume know it by.
+    called: u64,
     own_host: Nqn,
     peer_hosts: Vec<Nqn>,
     leg: SharedDevice,
+    /// The same as what holds it, to open it again with `open_leg`, where that can be done.
+    swap: Arc<Swap>,
+    open_leg: RefCell<Option<OpenLeg>>,
     /// The device of the log, if it has one of its own, while the replica is open.
     log: RefCell<Option<SharedDevice>>,
+    /// The same as what holds it, where it can be opened again.
+    log_swap: RefCell<Option<Arc<Swap>>>,
     /// The same on another machine, connected to since before anything was begun, until it is used.
     reached_log: RefCell<Option<SharedDevice>>,
     slot: Arc<Slot>,
+    /// What tells of a replica that is not found, since it was looked for last.
+    missing: RefCell<Option<Rc<str>>>,
     target: RefCell<Option<Arc<Target>>>,
     caps: RefCell<Caps>,
     watch: RefCell<Option<AbortOnDrop<()>>>,
+    /// How the replica was opened again last, or is.
+    reopening: RefCell<Option<Reopening>>,
+    reopens: Cell<u64>,
+    /// What was read of the devices is not to be relied on when they are opened next.
+    doubtful: Cell<bool>,
     /// The mirror is being replaced by one of another size.
     growing: Cell<bool>,
     /// The size to which it is to grow, from when what is new is zeroed.
@@ -134,9 +158,12 @@ impl Mirrored {
         let layout = layout.ok_or_else(|| {
             failed("its device is too small to have the mirror's own structures beside data".into())
         })?;
-        let found = read_superblock(&leg).await;
+        let called = earlier::called(&replica_nqn);
+        let found = read_superblock(&leg).await.ok();
+        let found = found.filter(|found| earlier::is_own(found, called));
         let size_bytes = found.map_or(layout.usable_bytes, |found| found.shape.usable_bytes);
         let usable = flagstone_blockdev::Geometry { size_bytes, ..geometry };
+        let swap = Swap::new(leg);
         Ok(Mirrored {
             volume: index,
             peers: links.iter().map(|peer| peer.name.clone()).collect(),
@@ -149,13 +176,21 @@ impl Mirrored {
             nqn,
             namespace_id: place.map_or(1, |place| place as u32 + 1),
             replica_nqn,
-            leg,
+            called,
+            leg: swap.clone(),
+            swap,
+            open_leg: RefCell::default(),
             log: RefCell::default(),
+            log_swap: RefCell::default(),
             reached_log: RefCell::new(log),
             slot: Slot::new(usable),
+            missing: RefCell::default(),
             target: RefCell::default(),
             caps: RefCell::default(),
             watch: RefCell::default(),
+            reopening: RefCell::default(),
+            reopens: Cell::default(),
+            doubtful: Cell::default(),
             growing: Cell::default(),
             growing_to: Cell::default(),
             versions: Cell::new(Versions::SPOKEN),
@@ -226,9 +261,16 @@ impl Mirrored {
 
     async fn open_and_run(self: &Rc<Self>) -> Result<(), Failure> {
         if let Some(replica) = self.open().await? {
-            return self.run(replica).await;
+            return self.run(replica, false).await;
         }
         let name = &self.name;
+        if let Some(missing) = self.missing() {
+            tracing::error!(
+                "{missing}. The volume is not served by this node, and nothing was changed on its \
+                 device"
+            );
+            return Ok(());
+        }
         tracing::warn!(
             "volume `{name}` has no replica here yet: make it with `flagstone mirror create {name} \
              --source` on the node that has the data, `--target` on the other"
@@ -242,12 +284,18 @@ impl Mirrored {
         self.slot.geometry().size_bytes
     }
 
+    /// Has the leg opened again that way where a flush of it has failed.
+    pub(crate) fn reopen_with(&self, open_leg: OpenLeg) {
+        *self.open_leg.borrow_mut() = Some(open_leg);
+    }
+
     /// Has the mirror run on this replica: its leg is served to peers, and hosts are served when
-    /// that is safe. One that does not start has ended.
-    async fn run(self: &Rc<Self>, replica: Replica) -> Result<(), Failure> {
-        let mirror = self.mirror_of(replica)?;
+    /// that is safe, which it is not where its data is doubtful. One that does not start has ended.
+    async fn run(self: &Rc<Self>, replica: Replica, doubtful: bool) -> Result<(), Failure> {
+        let mirror = self.mirror_of(replica, doubtful)?;
         self.slot.set(Some(mirror.clone()));
-        let served = match mirror.start().await {
+        let started = if doubtful { Ok(false) } else { mirror.start().await };
+        let served = match started {
             Ok(served) => served,
             Err(error) => {
                 self.give_mirror_up().await;
@@ -261,15 +309,17 @@ impl Mirrored {
     }
 
     /// A mirror of this replica, whose leg is served to peers.
-    fn mirror_of(&self, replica: Replica) -> Result<Mirror, String> {
+    fn mirror_of(&self, replica: Replica, doubtful: bool) -> Result<Mirror, String> {
         if let Some(bytes) = self.log_room_bytes(&replica.superblock().shape) {
             replica.set_log_room(bytes);
         }
         replica.set_intent(self.config.intent);
         let volume = replica.superblock().volume;
-        let peers =
-            (0..self.links.len()).map(|leg| self.peer_options(leg)).collect::<Result<_, _>>()?;
+        let peers = (0..self.links.len()).map(|leg| self.peer_options(leg)).collect();
         let mirror = Mirror::speaking(self.versions.get(), replica, peers);
+        if doubtful {
+            mirror.doubt();
+        }
         let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
         let hidden = SubsystemConfig {
             nqn: self.replica_nqn,
@@ -292,10 +342,11 @@ impl Mirrored {
         let size = access.clone();
         let sized = mirror.clone();
         let watch = async move {
+            let looks = spawn(reopen::look_after(size.clone(), sized.clone())).abort_on_drop();
             let resizes = spawn(grow::follow_source(size, sized)).abort_on_drop();
             loop {
                 active = mirror.activity_changed(active).await;
-                let Some(this) = access.upgrade() else { return drop(resizes) };
+                let Some(this) = access.upgrade() else { return drop((resizes, looks)) };
                 this.set_access(active);
             }
         };
@@ -328,7 +379,7 @@ impl Mirrored {
         tracing::info!(volume = self.name, lost, "waited for the source to be found dead");
     }
 
-    fn way(&self, leg: usize) -> Result<SharedPeer, String> {
+    fn way(&self, leg: usize) -> SharedPeer {
         let peer = &self.links[leg];
         let options = HostOptions {
             host_nqn: Some(self.own_host),
@@ -344,18 +395,24 @@ impl Mirrored {
             bandwidth,
             emulate_rtt: self.config.emulate_rtt,
         };
-        let way = NvmePeer::new(self.address(leg)?, self.replica_nqn, options);
-        Ok(Arc::new(way.with_link(link)))
+        let way = NvmePeer::new(self.place(leg), self.replica_nqn, options);
+        Arc::new(way.with_link(link))
     }
 
-    fn address(&self, leg: usize) -> Result<Address, String> {
-        resolve(&self.links[leg].address)
+    /// Where a peer is. What it is called is looked up for each connection: a name server that is not
+    /// up yet is waited for as the peer is.
+    fn place(&self, leg: usize) -> Place {
+        let HostPort { host, port } = &self.links[leg].address;
+        match host {
+            Host::Ip(ip) => Address::Tcp((*ip, *port).into()).into(),
+            Host::Name(name) => Place::named(name, *port),
+        }
     }
 
-    fn peer_options(&self, leg: usize) -> Result<PeerOptions, String> {
+    fn peer_options(&self, leg: usize) -> PeerOptions {
         let config = &self.config;
-        let default = PeerOptions::new(self.way(leg)?);
-        Ok(PeerOptions {
+        let default = PeerOptions::new(self.way(leg));
+        PeerOptions {
             mode: config.mode,
             ack: config.ack,
             when_lost: config.when_peer_lost,
@@ -373,7 +430,7 @@ impl Mirrored {
             },
             compare: config.resync_compare,
             ..default
-        })
+        }
     }
 
     /// Ends in order: what hosts have written is on both legs, and nobody serves. Hosts have gone.

@@ -5,10 +5,12 @@
 //! reached is not lost: nobody knows yet what it says, and the mirror waits for it, as its volume
 //! does for a device that cannot be reached (`waiting`).
 
-use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
+use std::rc::Rc;
+
+use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice, Swap};
 use flagstone_mirror::RoleError;
 use flagstone_mirror::format::FormatError;
-use flagstone_mirror::replica::{Replica, ReplicaError, read_superblock};
+use flagstone_mirror::replica::{Replica, ReplicaError};
 use flagstone_mirror::shape::{Shape, log_layout};
 
 use super::Mirrored;
@@ -26,6 +28,11 @@ impl From<ReplicaError> for Failure {
             }
             ReplicaError::Blocks(_) => ": give it a device with smaller blocks",
             ReplicaError::DataTooSmall | ReplicaError::LogTooSmall => ": make it larger",
+            ReplicaError::OthersLog { .. } => {
+                ": give each replica its own log; if the one there is not needed by any, delete its \
+                 file, or overwrite the first 8 KiB of its device with zeroes: all is compared or \
+                 copied then"
+            }
             _ => "",
         };
         let may_pass = matches!(&error, ReplicaError::Io(error) if passes(*error));
@@ -74,6 +81,7 @@ impl Mirrored {
             Some(device) => device,
             None => self.open_log_anew(spec, shape).await?,
         };
+        device.refresh();
         let (has, needed) = (device.geometry().size_bytes, log_layout(shape).total_bytes);
         if has < needed {
             return Err(Failure::from(format!(
@@ -116,23 +124,28 @@ impl Mirrored {
         };
         let mut layers = self.config.bitmap_layers.iter().rev();
         let device = layers.try_fold(device, layered);
-        Ok(device.map_err(|error| format!("{spec}: {error}"))?)
+        let device = device.map_err(|error| format!("{spec}: {error}"))?;
+        if spec.is_in_memory() {
+            return Ok(device);
+        }
+        let swap = Swap::new(device);
+        *self.log_swap.borrow_mut() = Some(swap.clone());
+        Ok(swap)
     }
 
-    /// The replica that is on the leg; `None` when there is none.
+    /// The replica that is on the leg; `None` when there is none, or none that may be used.
     pub(super) async fn open(&self) -> Result<Option<Replica>, Failure> {
-        let superblock = match read_superblock(&self.leg).await {
+        let superblock = match self.look().await? {
             Ok(superblock) => superblock,
-            // Not to be taken for a device without one, on which another may be made.
-            Err(error @ ReplicaError::Superblock(FormatError::Version(_))) => {
-                return Err(error.into());
+            Err(missing) => {
+                *self.missing.borrow_mut() = missing.map(Rc::from);
+                return Ok(None);
             }
-            Err(ReplicaError::Superblock(_)) => return Ok(None),
-            Err(error) => return Err(error.into()),
         };
         let log = self.open_log(&superblock.shape).await?;
         let replica = Replica::open(self.leg.clone(), log.clone()).await?;
         *self.log.borrow_mut() = log;
+        self.keep_name(&replica).await?;
         if let Some(lost) = replica.lost() {
             tracing::warn!(
                 "the log of volume `{}` was lost ({lost}): all is to be compared",

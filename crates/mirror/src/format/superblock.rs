@@ -11,6 +11,7 @@ const MAGIC: &[u8; 8] = b"FSMIRSB\n";
 const HEIR_AT: usize = 81;
 const WISHES_AT: usize = 84;
 const RENAMING_AT: usize = 86;
+const CALLED_AT: usize = 128;
 const HISTORY_AT: usize = 136;
 const PEERS_AT: usize = HISTORY_AT + 8 * HISTORY_LEN;
 const PEER_BYTES: usize = 64;
@@ -113,6 +114,9 @@ pub struct Superblock {
     pub log: Uuid,
     /// How often that log was opened for use.
     pub incarnation: u64,
+    /// What the volume is called where this replica is, in eight bytes that whoever opens it makes of
+    /// its name; 0 when nobody has said. By it a device that was exchanged for another is told.
+    pub called: u64,
     /// What the operator wants of the peers, by their place in the configuration: it holds for one
     /// that was never met too.
     pub wishes: [Wish; PEERS_MAX],
@@ -141,6 +145,7 @@ impl Superblock {
         put(&mut page, 96, &self.current.0.to_le_bytes());
         put(&mut page, 104, &self.log.0);
         put(&mut page, 120, &self.incarnation.to_le_bytes());
+        put(&mut page, CALLED_AT, &self.called.to_le_bytes());
         put_list(&mut page, HISTORY_AT, &self.history);
         for (index, peer) in self.peers.iter().enumerate() {
             let at = PEERS_AT + index * PEER_BYTES;
@@ -212,6 +217,7 @@ impl Superblock {
             history: list_at(HISTORY_AT),
             log: fields.uuid(104),
             incarnation: fields.u64(120),
+            called: fields.u64(CALLED_AT),
             wishes,
             peers,
         };
@@ -277,7 +283,7 @@ pub(crate) mod tests {
 
     prop_compose! {
         pub(crate) fn any_superblock()(
-            numbers in any::<[u64; 4]>(),
+            numbers in any::<[u64; 5]>(),
             names in prop::array::uniform5(prop::array::uniform16(1u8..)),
             shape in any_shape(),
             source in any::<bool>(),
@@ -305,6 +311,7 @@ pub(crate) mod tests {
                 history,
                 log,
                 incarnation: numbers[3],
+                called: numbers[4],
                 wishes,
                 peers: [
                     PeerRecord { replica: first, bases: bases.0, renaming: renaming[0] },
@@ -360,6 +367,7 @@ pub(crate) mod tests {
             format!("| {DEVICE_AT} | 8 | size of the device"),
             format!("| {} | 8 | where the metadata ended", DEVICE_AT + 8),
             format!("| {RENAMING_AT} | 1 | renaming"),
+            format!("| {CALLED_AT} | 8 | what the volume is called"),
             format!("| {HISTORY_AT} | {} | history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),
             peers,
         ];

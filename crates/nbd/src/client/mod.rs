@@ -269,6 +269,10 @@ impl BlockDevice for NbdDevice {
         self.0.geometry
     }
 
+    fn must_reopen(&self) -> bool {
+        self.0.target.check().is_err()
+    }
+
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         let checked = self.0.geometry.check_transfer(offset, buf.len());
         if let Err(error) = self.0.target.check().and(checked) {

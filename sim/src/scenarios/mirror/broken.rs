@@ -7,9 +7,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, IoError};
-use flagstone_mirror::Ack;
 use flagstone_mirror::peer::Request;
 use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::{Ack, RoleError};
 use flagstone_runtime::sim::DiskFaults;
 use flagstone_runtime::{buf, time};
 
@@ -158,6 +158,78 @@ fn rule_25_a_flush_that_fails_at_the_only_leg_is_not_acknowledged() {
     assert!(flushed.is_err(), "the one leg that is there has not flushed");
     let flushed = pair.on(0, |mirror| async move { mirror.flush().await });
     assert_eq!(flushed, Err(IoError::Unreachable), "and none is left");
+}
+
+/// What a leg shows once its power was gone: what was durable.
+fn durable(pair: &Pair, index: usize) -> Vec<u8> {
+    pair.end(index, true);
+    pair.leg(index)
+}
+
+fn flush_fails(pair: &Pair, index: usize) {
+    set(pair, index, DiskFaults { flush_errors: 1.0, ..DiskFaults::default() });
+}
+
+/// A leg whose flush failed shows what it could not write, and never writes it. It is opened again, and
+/// a resync that compares checksums would find it equal: all that it may lack is written once more.
+#[test]
+fn a_target_whose_flush_failed_gets_all_that_it_could_not_write_once_more() {
+    let mut lost = 0;
+    for seed in 0..12 {
+        let pair = Pair::new(seed, |peer| (peer.ack, peer.compare) = (Ack::Memory, true));
+        for number in 0..8 {
+            pair.write(0, number, 1 + number as u8).expect("both are there");
+        }
+        flush_fails(&pair, 1);
+        pair.on(0, |mirror| async move { mirror.flush().await }).expect("the source has all");
+        set(&pair, 1, DiskFaults::default());
+        let shown = pair.leg(1);
+        pair.reopen(1);
+        let refused = pair.on(1, |mirror| async move { mirror.failover().await });
+        let doubtful = pair.mirror(1).is_doubtful();
+        assert!(!doubtful || refused == Err(RoleError::Doubtful), "{refused:?}");
+        pair.becomes_whole(0);
+        assert!(!pair.mirror(1).is_doubtful(), "a resync has ended");
+        let (copied, found) = (pair.peer_status(0), durable(&pair, 1));
+        assert!(found == pair.leg(0), "seed {seed}: not durable after {copied:?}");
+        // The test has a point where what was shown was compared.
+        lost += u32::from(shown == pair.leg(0));
+    }
+    assert!(lost > 0, "every leg looked other than its source");
+}
+
+/// The same of a source, whose peer carried the volume and took the role over.
+#[test]
+fn a_source_whose_flush_failed_comes_back_as_a_target() {
+    for seed in 0..6 {
+        let pair = Pair::new(seed, |peer| peer.compare = true);
+        pair.write(0, 3, 3).expect("both are there");
+        flush_fails(&pair, 0);
+        pair.on(0, |mirror| async move { mirror.flush().await }).expect("the peer has all");
+        assert!(pair.mirror(0).has_failed());
+        pair.write(0, 5, 5).expect("the peer goes on alone");
+        let given = pair.on(0, |mirror| async move { mirror.give_target_up().await });
+        assert!(!given, "hosts are served through it");
+        pair.on(0, |mirror| async move { mirror.switchover(0).await }).expect("it has all");
+        set(&pair, 0, DiskFaults::default());
+        pair.reopen(0);
+        pair.becomes_whole(1);
+        assert_eq!((pair.read(1, 3), pair.read(1, 5)), (3, 5));
+        assert!(durable(&pair, 0) == pair.leg(1), "seed {seed}");
+    }
+}
+
+/// Without a peer nobody has what a source's failed flush lost: it is not opened again by itself.
+#[test]
+fn a_source_alone_whose_flush_failed_is_left_to_the_operator() {
+    let pair = Pair::new(1, |_| {});
+    pair.cut();
+    pair.write(0, 3, 3).expect("the peer is lost");
+    flush_fails(&pair, 0);
+    assert!(pair.on(0, |mirror| async move { mirror.flush().await }).is_err());
+    set(&pair, 0, DiskFaults::default());
+    assert!(pair.write(0, 4, 4).is_err(), "it has the poison still");
+    assert!(!pair.on(0, |mirror| async move { mirror.give_target_up().await }));
 }
 
 #[test]

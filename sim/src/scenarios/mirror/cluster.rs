@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, SharedDevice, Swap};
 use flagstone_mirror::format::newest;
 use flagstone_mirror::format::superblock::{Role, Superblock};
 use flagstone_mirror::id::{Generation, Uuid};
@@ -66,7 +66,7 @@ pub(super) struct World {
     adopting: [Cell<Option<Generation>>; 2],
 }
 
-type Devices = (SharedDevice, Option<SharedDevice>);
+type Devices = (Arc<Swap>, Option<Arc<Swap>>);
 
 impl World {
     /// The state that an active node shows; none when it serves nobody.
@@ -158,8 +158,8 @@ impl Cluster {
         for (index, node) in nodes.into_iter().enumerate() {
             let create = Create { volume: VOLUME, with_data: index == 0, shape };
             let made = sim.spawn_on(node, async move {
-                let (data, log) = devices(separate_log);
-                Replica::create(data, log, create).await.expect("sound disks");
+                let (data, log) = devices(separate_log).await;
+                Replica::create(data, shared(log), create).await.expect("sound disks");
             });
             sim.block_on(made).expect("nobody ends it");
         }
@@ -221,6 +221,46 @@ impl Cluster {
 
     /// Starts a node's mirror and its hosts.
     pub(super) fn start(&self, index: usize) {
+        self.bring_up(index, false);
+    }
+
+    /// Does what a node's server does when a device of a replica that serves nobody has failed: closes
+    /// it and opens it again. True when it did.
+    pub(super) fn reopen(&self, index: usize) -> bool {
+        let (Some(mirror), Some((data, log))) =
+            (self.mirror(index), self.world.devices.borrow()[index].clone())
+        else {
+            return false;
+        };
+        let flush_failed = data.must_reopen() || log.as_ref().is_some_and(|log| log.must_reopen());
+        if !(flush_failed || mirror.has_failed()) || !mirror.is_idle_target() {
+            return false;
+        }
+        let (node, hub) = (self.nodes[index], self.hub.clone());
+        let given_up = self.sim.spawn_on(node, async move {
+            let given_up = mirror.give_target_up().await;
+            if given_up {
+                hub.hub().stop(node);
+                data.close();
+                log.iter().for_each(|log| log.close());
+            }
+            given_up
+        });
+        if !self.sim.block_on(given_up).expect("nobody ends it") {
+            return false;
+        }
+        self.reconcile();
+        self.notice_adoption(index);
+        self.world.adopting[index].set(None);
+        self.doubt_flushes(index);
+        self.watch();
+        self.world.mirrors.borrow_mut()[index] = None;
+        self.world.devices.borrow_mut()[index] = None;
+        self.bring_up(index, true);
+        true
+    }
+
+    fn bring_up(&self, index: usize, doubtful: bool) {
         let (node, other) = (self.nodes[index], self.nodes[1 - index]);
         let mut peer = PeerOptions::new(self.hub.peer(node, other));
         (peer.mode, peer.ack, peer.when_lost) =
@@ -231,9 +271,9 @@ impl Cluster {
         let versions = self.releases[index].get();
         self.sim.spawn_on(node, async move {
             let local = loop {
-                let (data, log) = devices(separate_log);
+                let (data, log) = devices(separate_log).await;
                 world.devices.borrow_mut()[index] = Some((data.clone(), log.clone()));
-                match Replica::open(data, log).await {
+                match Replica::open(data, shared(log)).await {
                     Ok(local) => break local,
                     Err(_) => {
                         world.devices.borrow_mut()[index] = None;
@@ -246,11 +286,14 @@ impl Cluster {
             tracing::info!(node = index, %replica, lost = ?local.lost(), "the node is up");
             let peers = vec![resizing.peer.clone()];
             let mirror = Arc::new(Mirror::speaking(versions, local, peers));
+            if doubtful {
+                mirror.doubt();
+            }
             world.mirrors.borrow_mut()[index] = Some(mirror.clone());
             hub.hub().serve(node, mirror.clone());
             spawn_detached(follow(world.clone(), index, mirror.clone()));
             spawn_detached(resizing.follow_source(mirror.clone()));
-            while mirror.start().await.is_err() {
+            while !doubtful && mirror.start().await.is_err() {
                 time::sleep(Duration::from_millis(100)).await;
             }
             let options = LoadOptions {
@@ -610,11 +653,20 @@ impl Drop for Cluster {
     }
 }
 
-fn devices(separate_log: bool) -> (SharedDevice, Option<SharedDevice>) {
-    let open = |path: &str| -> SharedDevice {
-        FileDevice::open(path, &options()).expect("the disk is free")
+async fn devices(separate_log: bool) -> Devices {
+    let open = async |path: &str| loop {
+        match FileDevice::open(path, &options()) {
+            Ok(device) => return Swap::new(device),
+            // What it had in hand before it was closed has not ended.
+            Err(_) => time::sleep(Duration::from_millis(1)).await,
+        }
     };
-    (open(DATA), separate_log.then(|| open(LOG)))
+    let log = if separate_log { Some(open(LOG).await) } else { None };
+    (open(DATA).await, log)
+}
+
+fn shared(log: Option<Arc<Swap>>) -> Option<SharedDevice> {
+    log.map(|log| log as SharedDevice)
 }
 
 /// Gives a node's replica another size, as its daemon does.
@@ -630,12 +682,17 @@ struct Resizing {
 impl Resizing {
     async fn resize(&self, mirror: &Arc<Mirror>, bytes: u64) {
         let Some((data, log)) = self.world.devices.borrow()[self.index].clone() else { return };
+        let doubtful = mirror.is_doubtful();
         let Ok(hand_on) = mirror.hand_on().await else { return };
         self.hub.hub().stop(self.node);
-        let resized = hand_on.resize(&data, log, bytes).await;
+        let data: SharedDevice = data;
+        let resized = hand_on.resize(&data, shared(log), bytes).await;
         let Ok((replica, _)) = resized else { return };
         let peers = vec![self.peer.clone()];
         let next = Arc::new(Mirror::speaking(mirror.versions(), replica, peers));
+        if doubtful {
+            next.doubt();
+        }
         self.world.mirrors.borrow_mut()[self.index] = Some(next.clone());
         self.hub.hub().serve(self.node, next.clone());
         spawn_detached(follow(self.world.clone(), self.index, next.clone()));

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError, SharedDevice};
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError, SharedDevice, Swap};
 use flagstone_mirror::format::newest;
 use flagstone_mirror::format::superblock::Superblock;
 use flagstone_mirror::id::Uuid;
@@ -17,7 +17,7 @@ use flagstone_mirror::shape::Shape;
 use flagstone_mirror::state::{MirrorState, PeerStatus};
 use flagstone_mirror::{Mirror, PeerOptions, Versions};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
-use flagstone_runtime::{buf, spawn_detached};
+use flagstone_runtime::{buf, spawn_detached, time};
 
 use super::link::{Hub, HubHandle};
 
@@ -42,7 +42,7 @@ pub(super) struct Group<const N: usize> {
     hub: HubHandle,
     mirrors: Rc<RefCell<[Option<Arc<Mirror>>; N]>>,
     /// What the replicas are on, of nodes that are up.
-    devices: Rc<RefCell<[Option<SharedDevice>; N]>>,
+    devices: Rc<RefCell<[Option<Arc<Swap>>; N]>>,
     options: fn(&mut PeerOptions),
     device_bytes: u64,
     /// The versions of the link that the nodes' programs speak.
@@ -118,7 +118,7 @@ impl<const N: usize> Group<N> {
         let (hub, node, mirrors) = (self.hub.clone(), self.nodes[index], self.mirrors.clone());
         let (devices, versions) = (self.devices.clone(), self.releases.borrow()[index]);
         let started = self.sim.spawn_on(node, async move {
-            let device = device();
+            let device = Swap::new(device());
             devices.borrow_mut()[index] = Some(device.clone());
             let local = Replica::open(device, None).await.expect("sound disks");
             let mirror = Arc::new(Mirror::speaking(versions, local, peers));
@@ -126,6 +126,34 @@ impl<const N: usize> Group<N> {
             mirrors.borrow_mut()[index] = Some(mirror);
         });
         self.sim.block_on(started).expect("nobody ends it");
+    }
+
+    /// A node's process closes the device whose flush failed, and opens it again, as its server does.
+    pub(super) fn reopen(&self, index: usize) {
+        let (peers, hub, node) = (self.peers(index), self.hub.clone(), self.nodes[index]);
+        let (mirrors, devices) = (self.mirrors.clone(), self.devices.clone());
+        let opened = self.sim.spawn_on(node, async move {
+            let mirror = mirrors.borrow()[index].clone().expect("it runs");
+            let device = devices.borrow()[index].clone().expect("it runs");
+            assert!(device.must_reopen(), "it is sound");
+            assert!(mirror.give_target_up().await, "nobody has what it may have lost");
+            hub.hub().stop(node);
+            device.close();
+            let opened = loop {
+                match FileDevice::open(DATA, &FileOptions::default()) {
+                    Ok(opened) => break opened,
+                    // What it had in hand has not ended.
+                    Err(_) => time::sleep(Duration::from_millis(1)).await,
+                }
+            };
+            device.set(opened).expect("the same blocks");
+            let local = Replica::open(device, None).await.expect("a sound disk");
+            let mirror = Arc::new(Mirror::new(local, peers));
+            mirror.doubt();
+            hub.hub().serve(node, mirror.clone());
+            mirrors.borrow_mut()[index] = Some(mirror);
+        });
+        self.sim.block_on(opened).expect("nobody ends it");
     }
 
     fn peers(&self, index: usize) -> Vec<PeerOptions> {

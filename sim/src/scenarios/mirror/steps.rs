@@ -25,6 +25,7 @@ pub(super) fn run(seed: u64, kind: &Kind) -> Outcome {
     let faults = sim.random_between(1, 10);
     for _ in 0..faults {
         sim.run_for(sim.random_span(Duration::ZERO, Duration::from_millis(80)));
+        reopen(&cluster);
         step(&cluster);
         if sim.chance(0.3) {
             sim.run_for(sim.random_span(Duration::ZERO, Duration::from_secs(3)));
@@ -67,6 +68,15 @@ const WORDS: [&str; 29] = [
     "fill the disk",
     "sound again",
 ];
+
+/// Servers open what has failed again, where a peer has what it may have lost.
+fn reopen(cluster: &Cluster) {
+    if cluster.kind.faults {
+        for index in 0..2 {
+            cluster.reopen(index);
+        }
+    }
+}
 
 /// One thing goes wrong, or is asked for.
 fn step(cluster: &Cluster) {
@@ -168,8 +178,8 @@ fn settle(cluster: &Cluster) {
     cluster.hub().set_slow(Duration::from_micros(300));
     for index in 0..2 {
         cluster.repair(index);
-        if cluster.kind.faults {
-            // A disk that failed a durable write is not used again before it was opened anew.
+        // A disk that failed a durable write is not used again before it was opened anew.
+        if cluster.kind.faults && !cluster.reopen(index) {
             cluster.end(index, false);
         }
     }
