@@ -12,6 +12,7 @@
 //! the roles swapped fit each other.
 
 mod grow;
+mod guard;
 mod make;
 mod open;
 mod reopen;
