@@ -426,13 +426,14 @@ impl Inner {
 
     fn end_session(&self, leg: usize, serial: u64, lost: bool) {
         let session = self.change(|state| {
+            let serves = state.active;
             let own = &mut state.legs[leg];
             if !own.is_current(serial) {
                 return None;
             }
             if own.foreground {
                 // What the operator has asked for is no loss.
-                let asked_for = own.wish != Wish::Mirror || own.handing_over || own.full;
+                let asked_for = !serves || own.wish != Wish::Mirror || own.full;
                 if lost && !asked_for {
                     count(&self.legs[leg].counters.losses, 1);
                 }

@@ -65,6 +65,19 @@ fn what_an_operator_asks_for_is_no_loss() {
     assert_eq!(losses(), 1);
 }
 
+/// Nor are the other targets of one that hands its role over.
+#[test]
+fn a_switchover_is_no_loss_of_any_target() {
+    let trio = Trio::new(5, |_| {});
+    trio.write(0, 5, 1).expect("all are there");
+    trio.on(0, |mirror| async move { mirror.switchover(Trio::leg_to(0, 1)).await })
+        .expect("all are in sync");
+    trio.becomes_whole(1);
+    for other in [1, 2] {
+        assert_eq!(trio.status_of(0, other).losses, 0, "of {other}");
+    }
+}
+
 /// What is copied is no call of a host.
 #[test]
 fn a_resync_is_not_taken_for_calls_of_hosts() {
