@@ -140,7 +140,9 @@ fn a_source_with_two_targets_hands_over_dies_and_comes_back() {
     three.wait_for(0, 1, "mirroring");
     three.wait_for(0, 2, "mirroring");
     go_on(&mut load);
-    // Asked on the one that is to serve, while both targets could.
+    // Asked on the one that is to serve, while both targets could. What was asked of it as a source
+    // holds when it is one again.
+    three.order(2, "continue", &["--peer", NAMES[1]]);
     let asked = three.order(2, "switchover", &[]);
     assert_eq!(asked["mirror"]["replica"]["active"], true, "{asked:#}");
     for target in [0, 1] {
