@@ -176,6 +176,9 @@ fn a_reload_tells_what_it_did_or_every_mistake() {
     // Again is no change.
     let expected = serde_json::json!({ "limits_changed": 0, "restart_needed": false });
     assert_eq!(ask(&api, "POST", "/v1/reload").json(), expected);
+    // What is in the query would go unheard.
+    let answer = ask(&api, "POST", "/v1/reload?dry_run=true");
+    assert_eq!(answer.status, 422, "{answer:?}");
     let answer = ask(&api, "GET", "/v1/reload");
     assert_eq!(answer.status, 405);
     assert!(answer.head.contains("Allow: POST, OPTIONS"), "{answer:?}");

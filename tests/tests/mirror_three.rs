@@ -140,6 +140,22 @@ fn a_source_with_two_targets_hands_over_dies_and_comes_back() {
     three.wait_for(0, 1, "mirroring");
     three.wait_for(0, 2, "mirroring");
     go_on(&mut load);
+    // Asked on the one that is to serve, while both targets could. What was asked of it as a source
+    // holds when it is one again.
+    three.order(2, "continue", &["--peer", NAMES[1]]);
+    let asked = three.order(2, "switchover", &[]);
+    assert_eq!(asked["mirror"]["replica"]["active"], true, "{asked:#}");
+    for target in [0, 1] {
+        three.wait_for(2, target, "mirroring");
+    }
+    // A target tells whose it is, also one that had no part in that.
+    let source = three.order(1, "status", &[])["replica"]["source"].clone();
+    assert_eq!(source, NAMES[2]);
+    three.order(0, "switchover", &[]);
+    for target in [1, 2] {
+        three.wait_for(0, target, "mirroring");
+    }
+    go_on(&mut load);
     load.kill();
     let line = "--rw randread --depth 4 --bs 64k --after-crash client";
     let ended = Load::start_verified(&paths, line, &state).wait();

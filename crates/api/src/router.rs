@@ -114,6 +114,20 @@ impl Call {
         }
     }
 
+    /// That there is no query: what is written there to one that takes all in its body, such as that
+    /// nothing be done, would go unheard.
+    ///
+    /// # Errors
+    /// 422 when there is one.
+    pub fn without_query(&self) -> Result<(), Problem> {
+        match self.request.query.first() {
+            None => Ok(()),
+            Some((name, _)) => Err(Problem::invalid(format!(
+                "`{name}` is in the query, where nothing is taken: what is asked for is in the body"
+            ))),
+        }
+    }
+
     /// The body as a document. No body is `{}`.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use crate::connect::tell_ancestors;
 use crate::decide::Amount;
 use crate::format::superblock::{PeerRecord, Role, Superblock};
+use crate::id::Uuid;
 use crate::mirror::{Inner, LegState, Mirror, State};
 use crate::options::PeerOptions;
 use crate::peer::{About, Answer, AskError, Refusal, Reply, Request, identify, order};
@@ -125,7 +126,11 @@ impl Mirror {
         }
         let way = inner.legs[leg].options().way.clone();
         let session = way.connect().await.map_err(AskError::from)?;
-        let done = order(&session, Request::HandOver).await;
+        // It may have other targets: it hands over to whom it knows that it speaks with.
+        let done = match identify(&session, inner.local.superblock().replica).await {
+            Ok(_) => order(&session, Request::HandOver).await,
+            Err(error) => Err(error),
+        };
         session.close();
         inner.kick_all();
         Ok(done?)
@@ -301,6 +306,13 @@ impl Mirror {
         self.0.lock().attached.is_some()
     }
 
+    /// The leg of the source that is attached to this replica; `None` also while that one was not
+    /// met by it, and there are others.
+    pub fn source(&self) -> Option<usize> {
+        let state = self.0.lock();
+        state.attached.and_then(|attached| state.leg_of(attached.source))
+    }
+
     /// Waits until no source is attached to this replica.
     pub async fn source_gone(&self) {
         self.0.wait(|state| state.attached.is_none().then_some(())).await;
@@ -413,12 +425,14 @@ impl Inner {
         Ok((self.about(peers.view.replica), peers, session))
     }
 
-    /// The asker is to be the source in our place.
-    pub(crate) async fn hand_over(self: &Arc<Self>) -> Answer {
+    /// The asker is to be the source in our place. One that did not say who it is can only be meant
+    /// where there is no other.
+    pub(crate) async fn hand_over(self: &Arc<Self>, asker: Uuid) -> Answer {
         let leg = {
             let state = self.lock();
-            let found = state.legs.iter().position(|leg| leg.phase == Phase::InSync);
-            found.filter(|_| state.active)
+            let only = asker.is_none() && state.legs.len() == 1;
+            let found = state.legs.iter().position(|leg| only || leg.peer == asker);
+            found.filter(|leg| state.active && state.legs[*leg].phase == Phase::InSync)
         };
         let leg = leg.ok_or(Refusal::NotNow)?;
         self.hand_over_to(leg).await.map_err(|error| {

@@ -436,13 +436,27 @@ impl Inner {
 
     /// The session of a leg is lost, or is given up.
     pub(crate) fn lose(&self, leg: usize, serial: u64) {
+        self.end_session(leg, serial, true);
+    }
+
+    /// The session of a leg ends so that another begins.
+    pub(crate) fn meet_anew(&self, leg: usize, serial: u64) {
+        self.end_session(leg, serial, false);
+    }
+
+    fn end_session(&self, leg: usize, serial: u64, lost: bool) {
         let session = self.change(|state| {
+            let serves = state.active;
             let own = &mut state.legs[leg];
             if !own.is_current(serial) {
                 return None;
             }
             if own.foreground {
-                count(&self.legs[leg].counters.losses, 1);
+                // What the operator has asked for is no loss.
+                let asked_for = !serves || own.wish != Wish::Mirror || own.full;
+                if lost && !asked_for {
+                    count(&self.legs[leg].counters.losses, 1);
+                }
                 own.minted = false;
                 // What it was told it may not have, or lose.
                 for told in &self.legs[leg].told {

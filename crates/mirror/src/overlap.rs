@@ -56,6 +56,11 @@ impl Overlap {
         self.enter(offset, len, Access::Change)
     }
 
+    /// Asks for a range to copy or compare, as for one to change.
+    pub(crate) fn copy(self: &Arc<Self>, offset: u64, len: u64) -> Asked {
+        self.enter(offset, len, Access::Copy)
+    }
+
     /// Asks to read a range; `None` when it may be read at once.
     pub(crate) fn read(self: &Arc<Self>, offset: u64, len: u64) -> Option<Held> {
         match self.lock().enter(offset, offset + len, Access::Read) {
@@ -64,7 +69,7 @@ impl Overlap {
         }
     }
 
-    /// Calls in flight or waiting, and those of them that wait.
+    /// Calls of hosts in flight or waiting, and those of them that wait.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let ranges = self.lock();
         (ranges.len(), ranges.waiting())

@@ -18,8 +18,10 @@ use std::task::Waker;
 pub(crate) enum Access {
     /// Looks at it.
     Read,
-    /// Changes it, or copies it.
+    /// Changes it.
     Change,
+    /// Copies or compares it, for the mirror's own sake: as a change to all others.
+    Copy,
 }
 
 /// A call that was let in. Numbers are never used again.
@@ -48,7 +50,6 @@ impl Call {
 pub(crate) struct Ranges {
     calls: Vec<Call>,
     next: u64,
-    waiting: usize,
 }
 
 /// What becomes of a call that asks.
@@ -64,7 +65,7 @@ impl Ranges {
     /// A call of `start..end` (not empty) asks.
     pub(crate) fn enter(&mut self, start: u64, end: u64, access: Access) -> Entered {
         debug_assert!(start < end, "calls have a range");
-        let blocks = |call: &&Call| call.access == Access::Change && call.overlaps(start, end);
+        let blocks = |call: &&Call| call.access != Access::Read && call.overlaps(start, end);
         let blockers = self.calls.iter().filter(blocks).count() as u32;
         let number = Number(self.next);
         if blockers == 0 && access == Access::Read {
@@ -75,7 +76,6 @@ impl Ranges {
         if blockers == 0 {
             return Entered::Go(number);
         }
-        self.waiting += 1;
         Entered::Wait(number)
     }
 
@@ -100,31 +100,33 @@ impl Ranges {
     pub(crate) fn leave(&mut self, number: Number, mut wake: impl FnMut(Waker)) {
         let Some(index) = self.calls.iter().position(|call| call.number == number) else { return };
         let left = self.calls.swap_remove(index);
-        self.waiting -= usize::from(left.blockers > 0);
         if left.access == Access::Read {
             return;
         }
         for call in &mut self.calls {
             if call.number > number && call.overlaps(left.start, left.end) {
                 call.blockers -= 1;
-                if call.blockers == 0 {
-                    self.waiting -= 1;
-                    if let Some(waker) = call.waker.take() {
-                        wake(waker);
-                    }
+                if call.blockers == 0
+                    && let Some(waker) = call.waker.take()
+                {
+                    wake(waker);
                 }
             }
         }
     }
 
-    /// Calls that were let in and have not ended, reads that go excepted.
-    pub(crate) fn len(&self) -> usize {
-        self.calls.len()
+    fn of_hosts(&self) -> impl Iterator<Item = &Call> {
+        self.calls.iter().filter(|call| call.access != Access::Copy)
     }
 
-    /// Calls that wait.
+    /// Calls of hosts that were let in and have not ended, reads that go excepted.
+    pub(crate) fn len(&self) -> usize {
+        self.of_hosts().count()
+    }
+
+    /// Those of them that wait.
     pub(crate) fn waiting(&self) -> usize {
-        self.waiting
+        self.of_hosts().filter(|call| call.blockers > 0).count()
     }
 }
 
@@ -189,6 +191,21 @@ mod tests {
         assert!(goes(&mut ranges, read) && goes(&mut ranges, second));
         ranges.leave(read, |_| {});
         assert!(goes(&mut ranges, second));
+    }
+
+    #[test]
+    fn what_the_mirror_copies_holds_others_up_and_is_no_call_of_a_host() {
+        let mut ranges = Ranges::default();
+        let Entered::Go(copy) = ranges.enter(0, 8, Access::Copy) else { panic!("it is alone") };
+        assert_eq!((ranges.len(), ranges.waiting()), (0, 0));
+        let (write, goes_now) = change(&mut ranges, 4, 12);
+        assert!(!goes_now);
+        let Entered::Wait(read) = ranges.enter(0, 4, Access::Read) else { panic!("it overlaps") };
+        assert!(matches!(ranges.enter(8, 9, Access::Copy), Entered::Wait(_)));
+        assert_eq!((ranges.len(), ranges.waiting()), (2, 2));
+        ranges.leave(copy, |_| {});
+        assert!(goes(&mut ranges, write) && goes(&mut ranges, read));
+        assert_eq!((ranges.len(), ranges.waiting()), (2, 0));
     }
 
     #[derive(Clone, Debug)]

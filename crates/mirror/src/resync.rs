@@ -239,7 +239,7 @@ async fn copy_piece(
     offset: u64,
     len: u64,
 ) -> Result<(), IoError> {
-    let _held = inner.overlap.change(offset, len).held().await;
+    let _held = inner.overlap.copy(offset, len).held().await;
     let memory = buf::acquire(len as usize).await.map_err(|_| IoError::NoMemory)?;
     let data: BufMut = inner.local.data().read(offset, memory).await?;
     let counters = &inner.legs[leg].counters;

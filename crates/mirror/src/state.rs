@@ -205,7 +205,8 @@ pub struct Status {
     pub inconsistent: bool,
     /// Peers.
     pub peers: Vec<PeerStatus>,
-    /// Calls in flight, and those of them that wait for one that overlaps.
+    /// Writes of hosts in flight, and reads that wait for one; and those of them that wait for one
+    /// that overlaps.
     pub in_flight: u64,
     /// See `in_flight`.
     pub waiting_for_overlap: u64,

@@ -23,7 +23,7 @@ use crate::format::superblock::{Role, Superblock};
 use crate::generation::List;
 use crate::id::{Generation, Uuid};
 use crate::limits::{BIT_MIN_BYTES, CHECK_BYTES, HISTORY_LEN, PAGE_BYTES, PEERS_MAX};
-use crate::mirror::{Attached, Inner, LegState, Mirror};
+use crate::mirror::{Attached, Inner, LegState, Mirror, State};
 use crate::options::Mode;
 use crate::order::{Gate, Order};
 use crate::peer::{About, Answer, Attach, Refusal, Reply, Request};
@@ -37,13 +37,16 @@ pub struct TargetSession {
     inner: Arc<Inner>,
     number: u64,
     gate: Arc<Mutex<Gate>>,
+    /// The replica at the other end, once it has said who it is.
+    asker: Mutex<Uuid>,
 }
 
 impl Mirror {
     /// A session for a source that has connected.
     pub fn session(&self) -> Arc<TargetSession> {
         let number = self.0.next_session();
-        Arc::new(TargetSession { inner: self.0.clone(), number, gate: Arc::default() })
+        let inner = self.0.clone();
+        Arc::new(TargetSession { inner, number, gate: Arc::default(), asker: Mutex::default() })
     }
 }
 
@@ -53,8 +56,8 @@ impl Drop for TargetSession {
     }
 }
 
-fn lock(gate: &Mutex<Gate>) -> MutexGuard<'_, Gate> {
-    gate.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A call in hand of the session that is attached.
@@ -178,12 +181,16 @@ impl TargetSession {
         let inner = &self.inner;
         match request {
             Request::Identify { asker } => {
+                *lock(&self.asker) = asker;
                 inner.is_there(asker);
                 return Ok(Reply::About(inner.about(asker)));
             }
             Request::Attach(attach) => return self.attach(attach).await,
             Request::Surrender { base, expected } => return inner.surrender(base, expected).await,
-            Request::HandOver => return inner.hand_over().await,
+            Request::HandOver => {
+                let asker = *lock(&self.asker);
+                return inner.hand_over(asker).await;
+            }
             Request::ClearRoom { .. } if inner.versions.highest() < Version::CLEARS_ROOM => {
                 return Err(Refusal::Version);
             }
@@ -248,16 +255,22 @@ impl TargetSession {
     }
 }
 
+impl State {
+    /// The leg that leads to the source that is attached.
+    pub(crate) fn leg_of(&self, source: Uuid) -> Option<usize> {
+        let met = self.legs.iter().position(|leg| leg.peer == source);
+        // Whose only peer it is need not have met it by its own link.
+        met.or((self.legs.len() == 1).then_some(0))
+    }
+}
+
 impl Inner {
     /// The session that is attached is so no longer: it begins no call from here on, and those of
     /// its writes that wait for their order give up, for what they wait for may never come.
     fn detach(&self, which: impl FnOnce(&Attached) -> bool) {
         let gate = self.change(|state| {
             let attached = state.attached.take_if(|attached| which(attached))?;
-            let met = state.legs.iter().position(|leg| leg.peer == attached.source);
-            // Whose only peer it is need not have met it by its own link.
-            let source = met.or((state.legs.len() == 1).then_some(0));
-            if let Some(leg) = source.filter(|_| state.fed) {
+            if let Some(leg) = state.leg_of(attached.source).filter(|_| state.fed) {
                 let now = flagstone_runtime::time::wall_clock().as_secs();
                 self.legs[leg].counters.last_in_sync_s.store(now, Ordering::Relaxed);
             }

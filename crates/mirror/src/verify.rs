@@ -24,8 +24,34 @@ pub struct Findings {
     /// Parts that differ, as offset and length in bytes; at most [`FINDINGS_MAX`], neighbours
     /// joined.
     pub differences: Vec<(u64, u64)>,
+    /// How many parts differ that are not listed.
+    pub unlisted: u64,
+    /// From the first of those to the end of the last, as offset and length in bytes; `None`
+    /// without any.
+    pub beyond: Option<(u64, u64)>,
     /// Bytes of all parts that differ, those that are not listed included.
     pub differing_bytes: u64,
+}
+
+impl Findings {
+    /// A part differs, behind all that are known.
+    fn add(&mut self, at: u64, len: u64) {
+        self.differing_bytes += len;
+        let listed = self.differences.len();
+        match (self.differences.last_mut(), &mut self.beyond) {
+            (Some((from, known)), None) if *from + *known == at => *known += len,
+            (_, None) if listed < FINDINGS_MAX => self.differences.push((at, len)),
+            (_, Some((from, known))) => {
+                // What lies between two of these is taken for different too.
+                self.unlisted += u64::from(*from + *known != at);
+                *known = at + len - *from;
+            }
+            (_, beyond) => {
+                *beyond = Some((at, len));
+                self.unlisted = 1;
+            }
+        }
+    }
 }
 
 /// Most differences that are listed.
@@ -77,11 +103,11 @@ impl Mirror {
             }
         }
         if mark && findings.differing_bytes > 0 {
-            for (offset, len) in &findings.differences {
+            for (offset, len) in findings.differences.iter().chain(&findings.beyond) {
                 inner.mark(leg, *offset, *len);
             }
             // The next meeting finds equal generations and marks: it copies these.
-            inner.lose(leg, serial);
+            inner.meet_anew(leg, serial);
         }
         Ok(findings)
     }
@@ -104,7 +130,7 @@ async fn compare(
     findings: &mut Findings,
 ) -> Result<(), VerifyError> {
     let unit = inner.local.superblock().shape.bit_bytes.min(CHECK_BYTES as u32);
-    let _held = inner.overlap.change(offset, len).held().await;
+    let _held = inner.overlap.copy(offset, len).held().await;
     if inner.legs[leg].options().mode == Mode::Async {
         // What is queued of this part arrives first; nothing of it is added while it is held.
         inner.wait_for_queue(leg).await;
@@ -113,14 +139,7 @@ async fn compare(
     let theirs = checksums(session, offset, len, unit).await.map_err(VerifyError::Peer)?;
     for (index, _) in mine.iter().zip(&theirs).enumerate().filter(|(_, (a, b))| a != b) {
         let at = offset + index as u64 * u64::from(unit);
-        let len = u64::from(unit).min(offset + len - at);
-        findings.differing_bytes += len;
-        let listed = findings.differences.len();
-        match findings.differences.last_mut() {
-            Some((from, known)) if *from + *known == at => *known += len,
-            _ if listed < FINDINGS_MAX => findings.differences.push((at, len)),
-            _ => {}
-        }
+        findings.add(at, u64::from(unit).min(offset + len - at));
     }
     Ok(())
 }
@@ -132,5 +151,47 @@ impl Inner {
         while !self.legs[leg].queue().is_past(place) {
             time::sleep(Duration::from_millis(1)).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every second part of so many differs.
+    fn every_second(parts: u64) -> Findings {
+        let mut findings = Findings::default();
+        (0..parts).step_by(2).for_each(|part| findings.add(part * 4096, 4096));
+        findings
+    }
+
+    #[test]
+    fn neighbours_are_one_difference() {
+        let mut findings = every_second(3);
+        findings.add(3 * 4096, 100);
+        assert_eq!(findings.differences, [(0, 4096), (8192, 4196)]);
+        assert_eq!((findings.differing_bytes, findings.beyond), (2 * 4096 + 100, None));
+    }
+
+    /// Whatever is not listed is counted, and copied with what lies between.
+    #[test]
+    fn more_differences_than_are_listed_are_all_covered() {
+        let listed = 2 * FINDINGS_MAX as u64;
+        let mut findings = every_second(listed + 6);
+        assert_eq!(findings.differences.len(), FINDINGS_MAX);
+        assert_eq!(findings.unlisted, 3);
+        assert_eq!(findings.beyond, Some((listed * 4096, 5 * 4096)));
+        // A neighbour of the last.
+        findings.add((listed + 5) * 4096, 8);
+        assert_eq!(findings.unlisted, 3);
+        assert_eq!(findings.beyond, Some((listed * 4096, 5 * 4096 + 8)));
+        assert_eq!(findings.differing_bytes, (FINDINGS_MAX as u64 + 3) * 4096 + 8);
+    }
+
+    #[test]
+    fn a_neighbour_of_the_last_that_is_listed_is_one_with_it() {
+        let mut findings = every_second(2 * FINDINGS_MAX as u64);
+        findings.add((2 * FINDINGS_MAX as u64 - 1) * 4096, 4096);
+        assert_eq!((findings.unlisted, findings.beyond), (0, None));
     }
 }

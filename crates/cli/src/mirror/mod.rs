@@ -53,17 +53,21 @@ fn path(volume: &str) -> String {
 
 async fn status(args: &StatusArgs) -> Result<Exit, Problem> {
     match &args.volume {
-        Some(volume) => watch(&args.asking, volume, |_| !args.asking.watch).await,
+        Some(volume) => {
+            watch(&args.asking, volume, |_| !args.asking.watch).await?;
+            Ok(Exit::Success)
+        }
         None => watch_all(&args.asking).await,
     }
 }
 
-/// Shows the mirror of a volume until `is_last` says that it has been seen enough.
+/// Shows the mirror of a volume until `is_last` says that it has been seen enough, and gives what
+/// was seen last.
 async fn watch(
     asking: &Asking,
     volume: &str,
     is_last: impl Fn(&MirrorDocument) -> bool,
-) -> Result<Exit, Problem> {
+) -> Result<MirrorDocument, Problem> {
     let mut server = Server::find(asking.api.as_ref()).await?;
     let mut last = None;
     loop {
@@ -76,7 +80,7 @@ async fn watch(
         };
         let seen = shown(asking, &text)?;
         if !seen || is_last(&look.document) {
-            return Ok(ended(&look.document));
+            return Ok(look.document);
         }
         last = Some(look);
         time::sleep(asking.interval).await;
@@ -132,14 +136,32 @@ fn shown(asking: &Asking, text: &str) -> Result<bool, Problem> {
     }
 }
 
-/// A verify that found differences is not a success.
-fn ended(document: &MirrorDocument) -> Exit {
+/// How a verify that was watched has ended: one that found differences is not a success, and one
+/// that did not come to its end has not found out.
+fn verified(document: &MirrorDocument) -> Exit {
     match &document.verify {
-        Some(verify) if !verify.running && verify.differing_bytes > 0 && !verify.repair => {
-            Exit::VerifyFailed
-        }
-        _ => Exit::Success,
+        Some(verify) if verify.running => Exit::Success,
+        Some(verify) if verify.error.is_some() => Exit::Failed,
+        Some(verify) if verify.differing_bytes > 0 && !verify.repair => Exit::VerifyFailed,
+        Some(_) => Exit::Success,
+        // The replica was deleted, or the server began anew.
+        None => Exit::Failed,
     }
+}
+
+/// Whether a volume that was growing has come to the size that it was to have.
+fn grown(began: &MirrorDocument, last: &MirrorDocument) -> Exit {
+    let wanted = began.replica.as_ref().and_then(|replica| replica.growing_to_bytes);
+    let has = last.replica.as_ref().map_or(0, |replica| replica.size_bytes);
+    if wanted.is_none_or(|wanted| has >= wanted) {
+        return Exit::Success;
+    }
+    complain(&format!(
+        "flagstone: error: {} has the size that it had: a node was lost, or a device failed, while \
+         what is new was being zeroed; the server's log says more. Ask again when all can be reached\n",
+        last.volume
+    ));
+    Exit::Failed
 }
 
 async fn act(request: &Request) -> Result<Exit, Problem> {
@@ -167,9 +189,14 @@ async fn act(request: &Request) -> Result<Exit, Problem> {
         return Ok(Exit::Success);
     }
     let peer = request.peer.as_deref();
-    let exit = watch(asking, &request.volume, |now| is_settled(request.action, peer, now)).await?;
+    let settled = |now: &MirrorDocument| is_settled(request.action, peer, now);
+    let last = watch(asking, &request.volume, settled).await?;
     // Differences that an earlier verify found are not what was asked for.
-    Ok(if request.action == "verify" { exit } else { Exit::Success })
+    Ok(match request.action {
+        "verify" => verified(&last),
+        "grow" => grown(&answer.mirror, &last),
+        _ => Exit::Success,
+    })
 }
 
 /// Says what a failover waits for, where it does.
@@ -220,4 +247,46 @@ fn is_agreed(request: &Request, said: &str, loses: &str) -> bool {
         complain("nothing was done\n");
     }
     agreed
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_control::api::mirror_document::{ReplicaDocument, VerifyDocument};
+
+    use super::*;
+
+    #[test]
+    fn a_verify_that_found_nothing_out_is_no_success() {
+        let done = VerifyDocument { compared_bytes: 9, total_bytes: 9, ..Default::default() };
+        let differs = VerifyDocument { differing_bytes: 1, ..done.clone() };
+        let early = VerifyDocument { error: Some("the peer is gone".into()), ..done.clone() };
+        for (verify, exit) in [
+            (Some(done), Exit::Success),
+            (Some(VerifyDocument { repair: true, ..differs.clone() }), Exit::Success),
+            (Some(differs), Exit::VerifyFailed),
+            (Some(VerifyDocument { repair: true, ..early.clone() }), Exit::Failed),
+            (Some(early), Exit::Failed),
+            (None, Exit::Failed),
+        ] {
+            let document = MirrorDocument { verify: verify.clone(), ..MirrorDocument::default() };
+            assert_eq!(verified(&document), exit, "{verify:?}");
+        }
+    }
+
+    #[test]
+    fn a_volume_that_does_not_come_to_its_size_has_not_grown() {
+        let of = |size_bytes, growing_to_bytes| {
+            let replica =
+                ReplicaDocument { size_bytes, growing_to_bytes, ..ReplicaDocument::default() };
+            MirrorDocument { replica: Some(replica), ..MirrorDocument::default() }
+        };
+        for (began, last, exit) in [
+            (of(4096, None), of(4096, None), Exit::Success),
+            (of(4096, Some(8192)), of(8192, None), Exit::Success),
+            (of(4096, Some(8192)), of(4096, None), Exit::Failed),
+            (of(4096, Some(8192)), MirrorDocument::default(), Exit::Failed),
+        ] {
+            assert_eq!(grown(&began, &last), exit, "{began:?}");
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! What each command asks of the server, and when what it began has settled.
 
-use flagstone_control::api::mirror_document::MirrorDocument;
+use flagstone_control::api::mirror_document::{MirrorDocument, ReplicaDocument};
 use serde_json::{Map, Value};
 
 use super::args::{Acting, Asking, ForceArgs, Keep, MirrorCommand, PeerArgs, YesNo};
@@ -96,7 +96,14 @@ pub(super) fn request(command: &MirrorCommand) -> Option<Request> {
 /// Whether what an action began has come to its end, or cannot go on without the operator.
 pub(super) fn is_settled(action: &str, peer: Option<&str>, now: &MirrorDocument) -> bool {
     if action == "verify" {
-        return now.verify.as_ref().is_none_or(|verify| !verify.running);
+        let Some(verify) = &now.verify else { return true };
+        // What differs is copied at the end.
+        let copies = verify.repair && verify.error.is_none() && verify.differing_bytes > 0;
+        return !verify.running && (!copies || is_settled("resync", Some(&verify.peer), now));
+    }
+    let growing = |replica: &ReplicaDocument| replica.growing_to_bytes.is_some();
+    if action == "grow" && now.replica.as_ref().is_some_and(growing) {
+        return false;
     }
     if !["create", "continue", "resync", "resolve", "switchover", "grow"].contains(&action) {
         return true;
@@ -106,9 +113,10 @@ pub(super) fn is_settled(action: &str, peer: Option<&str>, now: &MirrorDocument)
         let copies = ["resynchronizing", "resync-pending", "disconnected"];
         // A target without whole data is brought up to date by its source.
         let is_fed = peer.state == "target"
-            && now.replica.as_ref().is_some_and(|replica| {
-                replica.inconsistent || replica.generation.bytes().all(|digit| digit == b'0')
-            });
+            && now
+                .replica
+                .as_ref()
+                .is_some_and(|replica| replica.inconsistent || replica.holds_nothing());
         !copies.contains(&peer.state.as_str()) && !is_fed
     })
 }
@@ -116,7 +124,7 @@ pub(super) fn is_settled(action: &str, peer: Option<&str>, now: &MirrorDocument)
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use flagstone_control::api::mirror_document::{PeerDocument, ReplicaDocument, VerifyDocument};
+    use flagstone_control::api::mirror_document::{PeerDocument, VerifyDocument};
     use serde_json::json;
 
     use super::super::args::MirrorArgs;
@@ -252,11 +260,25 @@ mod tests {
             None,
             &MirrorDocument { replica: Some(blank), ..now("target") }
         ));
+        let mut grows = now("mirroring");
+        grows.replica.as_mut().unwrap().growing_to_bytes = Some(4096);
+        assert!(!is_settled("grow", None, &grows), "what is new is being zeroed");
+        assert!(is_settled("continue", None, &grows));
         let mut verifies = now("mirroring");
         let verify = VerifyDocument { running: true, ..VerifyDocument::default() };
         verifies.verify = Some(verify);
         assert!(!is_settled("verify", None, &verifies));
         verifies.verify.as_mut().unwrap().running = false;
         assert!(is_settled("verify", None, &verifies));
+        let verify = VerifyDocument {
+            peer: "b".into(),
+            repair: true,
+            differing_bytes: 1,
+            ..Default::default()
+        };
+        verifies.verify = Some(verify);
+        assert!(is_settled("verify", None, &verifies));
+        verifies.peers[0].state = "resynchronizing".into();
+        assert!(!is_settled("verify", None, &verifies), "what differs is being copied");
     }
 }

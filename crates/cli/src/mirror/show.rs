@@ -53,7 +53,11 @@ pub(super) fn mirror(look: &Look, last: Option<&Look>) -> String {
         (false, _) if replica.inconsistent => ", serves nobody, its data is not whole yet",
         (false, _) => ", serves nobody",
     };
-    let _ = writeln!(text, "; {} is the {}{serves}", now.node, replica.role);
+    let of = match &replica.source {
+        Some(source) => format!(" of {source}"),
+        None => String::new(),
+    };
+    let _ = writeln!(text, "; {} is the {}{of}{serves}", now.node, replica.role);
     let _ = writeln!(
         text,
         "  {}, epoch {}, generation {}\n  volume {}, replica {}",
@@ -63,6 +67,10 @@ pub(super) fn mirror(look: &Look, last: Option<&Look>) -> String {
         replica.volume_uuid,
         replica.replica_uuid,
     );
+    if let Some(bytes) = replica.growing_to_bytes {
+        let _ =
+            writeln!(text, "  grows to {}: what is new is being zeroed on all nodes", size(bytes));
+    }
     let before = last.and_then(|last| Some((last, last.document.replica.as_ref()?)));
     for peer in &now.peers {
         let was = last.and_then(|last| last.document.peer(&peer.name));
@@ -261,7 +269,7 @@ fn verify_text(verify: &VerifyDocument) -> String {
         (false, Some(error)) => format!("; it ended early: {error}\n"),
         (false, None) if verify.differing_bytes == 0 => "; no difference\n".to_owned(),
         (false, None) => {
-            let then = if verify.repair { ", copied since" } else { "" };
+            let then = if verify.repair { ", and are copied to the peer" } else { "" };
             format!("; {} DIFFER{then}\n", size(verify.differing_bytes))
         }
     };

@@ -69,6 +69,23 @@ regions hot
 }
 
 #[test]
+fn a_target_tells_whose_it_is_and_a_volume_that_it_grows() {
+    let mut now = document("target");
+    let replica = now.replica.as_mut().unwrap();
+    (replica.role, replica.active) = ("target".into(), false);
+    replica.source = Some("node-c".into());
+    let text = flagstone_runtime::block_on(async { shown(now) }).unwrap();
+    assert!(
+        text.starts_with("db: target; node-a is the target of node-c, serves nobody\n"),
+        "{text}"
+    );
+    let mut now = document("mirroring");
+    now.replica.as_mut().unwrap().growing_to_bytes = Some(2 << 30);
+    let text = flagstone_runtime::block_on(async { shown(now) }).unwrap();
+    assert!(text.contains("\n  grows to 2.00 GiB: what is new is being zeroed"), "{text}");
+}
+
+#[test]
 fn what_was_met_and_what_to_do_in_a_split_brain() {
     let mut now = document("split-brain");
     let met = MetDocument { role: "source".into(), active: true, epoch: 7, ..Default::default() };

@@ -50,7 +50,11 @@ impl Mirrors {
 
     fn document(&self, mirrored: &Mirrored) -> MirrorDocument {
         let verify = self.verifies.borrow().get(&mirrored.volume).map(Verify::document);
-        document(&self.named(mirrored), verify)
+        let mut document = document(&self.named(mirrored), verify);
+        if let Some(replica) = &mut document.replica {
+            replica.growing_to_bytes = mirrored.growing_to();
+        }
+        document
     }
 
     /// The mirror of a volume that a path names.
@@ -72,6 +76,7 @@ impl Mirrors {
     }
 
     async fn act(self: Rc<Self>, call: Call) -> Result<Response, Problem> {
+        call.without_query()?;
         let mirrored = self.find(&call)?;
         let body: Map<String, Value> = call.json()?;
         let action = call.text("action").to_owned();
@@ -118,8 +123,8 @@ impl Mirrors {
         let Some(deed) = foreseen.deed.filter(|_| !order.dry_run) else { return Ok(foreseen) };
         match (deed, mirrored.mirror()) {
             (Deed::Delete { force }, _) => {
-                self.verifies.borrow_mut().remove(&mirrored.volume);
                 mirrored.delete(force, false).await.map_err(refused)?;
+                self.verifies.borrow_mut().remove(&mirrored.volume);
             }
             (Deed::StopVerify, _) => self.stop_verify(mirrored.volume),
             (Deed::Verify { leg, repair, bytes_per_second }, Some(mirror)) => {

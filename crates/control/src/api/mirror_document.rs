@@ -58,6 +58,9 @@ pub struct ReplicaDocument {
     pub active: bool,
     /// A source is attached to it.
     pub has_source: bool,
+    /// The peer that it is; `null` without one, and while its link here has not met it.
+    #[serde(default)]
+    pub source: Option<String>,
     /// A resync to it has not ended: its data is of no moment in time.
     pub inconsistent: bool,
     /// The local leg has failed: a peer carries the volume.
@@ -75,7 +78,10 @@ pub struct ReplicaDocument {
     pub replica_uuid: String,
     /// What hosts may use.
     pub size_bytes: u64,
-    /// Calls of hosts in progress: the queue depth.
+    /// The size to which it grows when what is new has been zeroed; `null` when it does not grow.
+    #[serde(default)]
+    pub growing_to_bytes: Option<u64>,
+    /// Writes of hosts in progress, and reads that wait for one: the queue depth.
     pub in_flight: u64,
     /// Those of them that wait for one that overlaps.
     pub waiting_for_overlap: u64,
@@ -239,6 +245,9 @@ pub struct VerifyDocument {
     pub total_bytes: u64,
     /// What differs is brought up to date from the source when it ends.
     pub repair: bool,
+    /// As it was asked; `null` for as fast as it goes.
+    #[serde(default)]
+    pub bytes_per_second: Option<u64>,
     /// Bytes that differ, once it has ended.
     pub differing_bytes: u64,
     /// Where, as offset and length in bytes; the first of them.
@@ -268,6 +277,13 @@ pub struct ActionDocument {
     pub loses: Option<String>,
     /// The mirror after it, or now.
     pub mirror: MirrorDocument,
+}
+
+impl ReplicaDocument {
+    /// True of one that was made and never brought up to date: its generation is none.
+    pub fn holds_nothing(&self) -> bool {
+        !self.generation.is_empty() && self.generation.bytes().all(|digit| digit == b'0')
+    }
 }
 
 impl MirrorDocument {

@@ -8,7 +8,7 @@ use flagstone_mirror::state::Wish;
 
 use super::mirror_document::{MirrorDocument, PeerDocument, ReplicaDocument};
 use super::mirror_order::{Action, Order};
-use super::mirror_view::wish_name;
+use super::mirror_view::{of_peer, wish_name};
 
 /// What to do to the mirror itself; peers are by the place of their leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ pub(super) fn foresee(now: &MirrorDocument, order: &Order) -> Result<Foreseen, P
         Action::Resync { full, compare } => resync(now, replica, peer()?, *full, *compare),
         Action::Switchover { to } => switchover(now, replica, order, to.as_deref()),
         Action::Failover { force } => failover(now, replica, *force),
-        Action::Verify { stop: true, .. } => Ok(stop_verify(now)),
+        Action::Verify { stop: true, .. } => stop_verify(now, order.peer.as_deref()),
         Action::Verify { repair, bytes_per_second, .. } => {
             verify(now, replica, peer()?, *repair, *bytes_per_second)
         }
@@ -112,13 +112,22 @@ fn find<'a>(now: &'a MirrorDocument, name: Option<&str>) -> Result<Found<'a>, Pr
     })
 }
 
+/// The peer that is the source: the one that is attached, else one that served hosts when it was
+/// met last, which may be long ago.
+fn source(now: &MirrorDocument) -> Option<Found<'_>> {
+    let attached = now.replica.as_ref().and_then(|replica| replica.source.as_deref());
+    now.peers.iter().enumerate().find(|(_, peer)| match attached {
+        Some(name) => peer.name == name,
+        None => peer.met.as_ref().is_some_and(|met| met.active),
+    })
+}
+
 /// It is for the source to say what happens to its peers.
 fn must_be_source(now: &MirrorDocument, replica: &ReplicaDocument) -> Result<(), Problem> {
     if replica.role == "source" {
         return Ok(());
     }
-    let source = now.peers.iter().find(|peer| peer.met.as_ref().is_some_and(|met| met.active));
-    let there = source.map_or("the node that serves it", |peer| peer.name.as_str());
+    let there = source(now).map_or("the node that serves it", |(_, peer)| peer.name.as_str());
     Err(Problem::conflict(format!(
         "{} is a target of `{}`: ask on {there}, the source",
         now.node, now.volume
@@ -213,6 +222,7 @@ fn switchover(
     to: Option<&str>,
 ) -> Result<Foreseen, Problem> {
     let (volume, node) = (&now.volume, &now.node);
+    let named = order.peer.as_deref().map(|name| find(now, Some(name))).transpose()?;
     match to.filter(|to| *to != node.as_str()) {
         None if replica.active => {
             let others = now.peers.iter().map(|peer| peer.name.as_str());
@@ -223,8 +233,15 @@ fn switchover(
             );
             Ok(Foreseen::already(said))
         }
-        None => take_over(now, replica, order),
-        Some(to) => hand_over(now, replica, find_node(now, to)?),
+        None => take_over(now, replica, named),
+        Some(to) => match (find_node(now, to)?, named) {
+            (found, Some((_, peer))) if found.1.name != peer.name => {
+                let detail =
+                    format!("`to` names {to} and `peer` {}: the one to serve is one", peer.name);
+                Err(Problem::invalid(detail))
+            }
+            (found, _) => hand_over(now, replica, found),
+        },
     }
 }
 
@@ -238,13 +255,18 @@ fn find_node<'a>(now: &'a MirrorDocument, to: &str) -> Result<Found<'a>, Problem
 fn take_over(
     now: &MirrorDocument,
     replica: &ReplicaDocument,
-    order: &Order,
+    named: Option<Found<'_>>,
 ) -> Result<Foreseen, Problem> {
-    let serves = |(_, peer): &Found<'_>| peer.met.as_ref().is_some_and(|met| met.active);
-    let serving = now.peers.iter().enumerate().find(serves);
-    let (leg, peer) = match (&order.peer, serving) {
-        (None, Some(found)) => found,
-        (name, _) => find(now, name.as_deref())?,
+    if let (Some((_, peer)), Some(source)) = (named, &replica.source)
+        && peer.name != *source
+    {
+        let detail = format!("{source} serves {}, and not {}", now.volume, peer.name);
+        return Err(Problem::conflict(detail));
+    }
+    let (leg, peer) = match named.or(source(now)) {
+        Some(found) => found,
+        None if now.peers.len() == 1 => find(now, None)?,
+        None => return Err(no_source(now, "a peer")),
     };
     let (volume, node, name) = (&now.volume, &now.node, &peer.name);
     if replica.inconsistent || peer.state == "split-brain" {
@@ -255,11 +277,24 @@ fn take_over(
             false => split_brain(now, peer),
         });
     }
+    if !replica.has_source {
+        return Err(no_source(now, name));
+    }
     let said = format!(
         "{node} serves {volume}, and {name} is its target: hosts wait for a moment and follow, \
          nothing is lost"
     );
     Ok(Foreseen::does(Deed::Switchover { leg }, said))
+}
+
+/// The problem of a switchover from a source that is not attached.
+fn no_source(now: &MirrorDocument, name: &str) -> Problem {
+    let (volume, node) = (&now.volume, &now.node);
+    Problem::conflict(format!(
+        "{name} is not attached to {node} as the source of {volume}, and cannot hand it over: \
+         see `flagstone mirror status {volume}` on the others; if the node that served it is gone, \
+         `flagstone mirror failover {volume}`"
+    ))
 }
 
 fn hand_over(
@@ -269,7 +304,7 @@ fn hand_over(
 ) -> Result<Foreseen, Problem> {
     let (volume, node, name) = (&now.volume, &now.node, &peer.name);
     if !replica.active {
-        let serves = peer.met.as_ref().is_some_and(|met| met.active);
+        let serves = source(now).is_some_and(|(_, source)| source.name == *name);
         // Just after it was handed over the peer has not been asked again.
         let was_given = replica.role == "target" && peer.state == "target" && now.peers.len() == 1;
         if serves || was_given {
@@ -305,9 +340,10 @@ pub(super) fn not_in_sync(now: &MirrorDocument, peer: &PeerDocument) -> Problem 
 /// The problem of what cannot be done before a split brain has ended.
 fn split_brain(now: &MirrorDocument, peer: &PeerDocument) -> Problem {
     let (volume, node, name) = (&now.volume, &now.node, &peer.name);
+    let of = of_peer(now, peer);
     Problem::conflict(format!(
         "{node} and {name} were both written without the other: first choose whose data is kept, \
-         with `flagstone mirror resolve {volume} --keep mine` or `--keep peer`"
+         with `flagstone mirror resolve {volume}{of} --keep mine` or `--keep peer`"
     ))
 }
 
@@ -326,7 +362,7 @@ fn failover(
              served; bring back the node that was the source"
         )));
     }
-    if replica.generation.bytes().all(|digit| digit == b'0') {
+    if replica.holds_nothing() {
         return Err(Problem::conflict(format!(
             "the replica of {volume} on {node} holds no data yet: wait for its first resync"
         )));
@@ -356,13 +392,19 @@ fn failover(
     Ok(Foreseen::does(Deed::Failover, said).losing(loses))
 }
 
-fn stop_verify(now: &MirrorDocument) -> Foreseen {
-    match &now.verify {
-        Some(verify) if verify.running => {
-            Foreseen::does(Deed::StopVerify, format!("the verify with {} is stopped", verify.peer))
+fn stop_verify(now: &MirrorDocument, peer: Option<&str>) -> Result<Foreseen, Problem> {
+    let named = peer.map(|name| find(now, Some(name))).transpose()?;
+    let Some(verify) = now.verify.as_ref().filter(|verify| verify.running) else {
+        return Ok(Foreseen::already("no verify runs"));
+    };
+    let with = &verify.peer;
+    Ok(match named {
+        Some((_, peer)) if peer.name != *with => {
+            let said = format!("no verify with {} runs, but one with {with}", peer.name);
+            Foreseen::already(said)
         }
-        _ => Foreseen::already("no verify runs"),
-    }
+        _ => Foreseen::does(Deed::StopVerify, format!("the verify with {with} is stopped")),
+    })
 }
 
 fn verify(
@@ -375,7 +417,8 @@ fn verify(
     must_be_source(now, replica)?;
     let name = &peer.name;
     if let Some(verify) = now.verify.as_ref().filter(|verify| verify.running) {
-        if verify.peer == *name && verify.repair == repair {
+        let same = verify.repair == repair && verify.bytes_per_second == bytes_per_second;
+        if verify.peer == *name && same {
             return Ok(Foreseen::already(format!("a verify with {name} runs already")));
         }
         return Err(Problem::conflict(format!(

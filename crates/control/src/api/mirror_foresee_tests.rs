@@ -155,10 +155,68 @@ fn the_role_is_handed_over_to_who_is_in_sync() {
     assert_eq!(does(&attached, to("a")).deed, Some(Deed::Switchover { leg: 0 }));
     is_there(&attached, to("b"));
     refused(&target(|replica| replica.inconsistent = true), SWITCH);
+    let alone = refused(&target(|_| {}), SWITCH);
+    assert!(alone.contains("b is not attached") && alone.contains("failover db"), "{alone}");
     // A source that does not serve, as it was not asked yet.
     let mut waits = source("disconnected");
     waits.replica.as_mut().unwrap().active = false;
     refused(&waits, to("b"));
+}
+
+/// A target of one of two peers, `b` and `c`.
+fn target_of(source: Option<&str>) -> MirrorDocument {
+    let mut now = target(|replica| {
+        (replica.has_source, replica.source) = (true, source.map(str::to_owned));
+    });
+    now.peers.push(PeerDocument { name: "c".into(), ..now.peers[0].clone() });
+    now
+}
+
+#[test]
+fn of_two_peers_the_one_that_is_attached_is_the_source() {
+    let mut now = target_of(Some("c"));
+    // It was met before the role went to the other.
+    now.peers[0].met = Some(MetDocument { active: true, ..MetDocument::default() });
+    assert_eq!(does(&now, SWITCH).deed, Some(Deed::Switchover { leg: 1 }));
+    is_there(&now, to("c"));
+    assert!(refused(&now, to("b")).contains("ask on b"));
+    let pause = Order { peer: Some("b".into()), ..order(Action::Pause) };
+    assert!(foresee(&now, &pause).unwrap_err().detail.contains("ask on c"));
+    // Its link has not met it yet: what was met is all that is known.
+    now.replica.as_mut().unwrap().source = None;
+    assert_eq!(does(&now, SWITCH).deed, Some(Deed::Switchover { leg: 0 }));
+    assert!(refused(&target_of(None), SWITCH).contains("a peer is not attached"));
+}
+
+#[test]
+fn a_peer_that_is_named_is_taken_at_its_word() {
+    let with = |peer: &str, action: Action| Order { peer: Some(peer.into()), ..order(action) };
+    let now = target_of(Some("c"));
+    assert_eq!(foresee(&now, &with("c", SWITCH)).unwrap().deed, Some(Deed::Switchover { leg: 1 }));
+    let other = foresee(&now, &with("b", SWITCH)).unwrap_err();
+    assert!(other.detail.contains("c serves db, and not b"), "{}", other.detail);
+    let two = foresee(&source("mirroring"), &with("x", SWITCH)).unwrap_err();
+    assert_eq!(two.status, 404, "of one that serves already too");
+    let mut serves = source("mirroring");
+    serves.peers.push(PeerDocument { name: "c".into(), ..serves.peers[0].clone() });
+    assert_eq!(foresee(&serves, &with("c", to("b"))).unwrap_err().status, 422);
+    let found = foresee(&serves, &with("b", to("b"))).unwrap();
+    assert_eq!(found.deed, Some(Deed::Switchover { leg: 0 }));
+    // Of verifies the one with this peer is stopped.
+    let verify = VerifyDocument { peer: "b".into(), running: true, ..VerifyDocument::default() };
+    serves.verify = Some(verify);
+    let stop = Action::Verify { repair: false, bytes_per_second: None, stop: true };
+    let kept = foresee(&serves, &with("c", stop.clone())).unwrap();
+    assert_eq!((kept.changed, kept.deed), (false, None), "{}", kept.said);
+    assert_eq!(foresee(&serves, &with("x", stop.clone())).unwrap_err().status, 404);
+    assert_eq!(foresee(&serves, &with("b", stop)).unwrap().deed, Some(Deed::StopVerify));
+    // Not as fast as the one that runs.
+    let slow = Action::Verify { repair: false, bytes_per_second: Some(9), stop: false };
+    assert!(foresee(&serves, &with("b", slow)).unwrap_err().detail.contains("another verify"));
+    // What can be typed as it stands there.
+    serves.peers[0].state = "split-brain".into();
+    let both = foresee(&serves, &with("b", to("b"))).unwrap_err().detail;
+    assert!(both.contains("mirror resolve db --peer b --keep mine"), "{both}");
 }
 
 #[test]

@@ -28,7 +28,7 @@ const REPLICA: [(&str, Kind, &str, OfReplica); 10] = [
     (
         "flagstone_mirror_in_flight",
         Kind::Gauge,
-        "Calls of hosts in progress, those that wait included.",
+        "Writes of hosts in progress, and reads that wait for one.",
         |replica| replica.in_flight as f64,
     ),
     (

@@ -32,6 +32,7 @@ impl Verify {
             running: true,
             total_bytes: mirror.geometry().size_bytes,
             repair,
+            bytes_per_second,
             began_seconds: time::wall_clock().as_secs(),
             ..VerifyDocument::default()
         }));
@@ -68,7 +69,7 @@ fn end(document: &mut VerifyDocument, result: Result<Findings, VerifyError>) {
             document.compared_bytes = findings.compared_bytes;
             document.differing_bytes = findings.differing_bytes;
             let listed = findings.differences.len().min(API_DIFFERENCES);
-            document.unlisted = (findings.differences.len() - listed) as u64;
+            document.unlisted = (findings.differences.len() - listed) as u64 + findings.unlisted;
             document.differences = findings.differences[..listed].to_vec();
         }
         Err(error) => document.error = Some(error.to_string()),
@@ -82,11 +83,17 @@ mod tests {
     #[test]
     fn findings_are_listed_up_to_a_limit() {
         let differences: Vec<_> = (0..API_DIFFERENCES as u64 + 3).map(|at| (at * 8, 4)).collect();
-        let findings = Findings { compared_bytes: 9, differing_bytes: 12, differences };
+        let findings = Findings {
+            compared_bytes: 9,
+            differing_bytes: 12,
+            differences,
+            unlisted: 2,
+            ..Findings::default()
+        };
         let mut document = VerifyDocument { running: true, ..VerifyDocument::default() };
         end(&mut document, Ok(findings));
         assert!(!document.running && document.error.is_none());
-        assert_eq!((document.differences.len(), document.unlisted), (API_DIFFERENCES, 3));
+        assert_eq!((document.differences.len(), document.unlisted), (API_DIFFERENCES, 3 + 2));
         let mut document = VerifyDocument { running: true, ..VerifyDocument::default() };
         end(&mut document, Err(VerifyError::NotInSync));
         assert_eq!(document.error.as_deref(), Some("the peer is not in sync"));

@@ -93,7 +93,7 @@ pub(super) fn document(named: &Named, verify: Option<VerifyDocument>) -> MirrorD
                 peers: peers.map(|(leg, (name, status))| peer(mirror, leg, name, status)).collect(),
                 replica: Some(ReplicaDocument {
                     flush_failed: named.flush_failed,
-                    ..replica(mirror, &status)
+                    ..replica(named, mirror, &status)
                 }),
                 verify,
                 reopening: named.reopening.as_ref().map(reopening),
@@ -108,12 +108,17 @@ pub(super) fn document(named: &Named, verify: Option<VerifyDocument>) -> MirrorD
     document
 }
 
-fn replica(mirror: &Mirror, status: &flagstone_mirror::state::Status) -> ReplicaDocument {
+fn replica(
+    named: &Named,
+    mirror: &Mirror,
+    status: &flagstone_mirror::state::Status,
+) -> ReplicaDocument {
     let log = mirror.log_statistics();
     ReplicaDocument {
         role: role_name(status.role).into(),
         active: status.active,
         has_source: mirror.has_source(),
+        source: mirror.source().and_then(|leg| named.peers.get(leg).cloned()),
         inconsistent: status.inconsistent,
         local_failed: status.local_failed,
         flush_failed: false,
@@ -122,6 +127,7 @@ fn replica(mirror: &Mirror, status: &flagstone_mirror::state::Status) -> Replica
         volume_uuid: status.volume.to_string(),
         replica_uuid: status.replica.to_string(),
         size_bytes: mirror.geometry().size_bytes,
+        growing_to_bytes: None,
         in_flight: status.in_flight,
         waiting_for_overlap: status.waiting_for_overlap,
         held: status.held,
@@ -257,6 +263,14 @@ fn missing_advice(document: &MirrorDocument, missing: &str) -> String {
     )
 }
 
+/// What a command about a peer has after the volume: the peer, when there are several.
+pub(super) fn of_peer(document: &MirrorDocument, peer: &PeerDocument) -> String {
+    match document.peers.len() {
+        0 | 1 => String::new(),
+        _ => format!(" --peer {}", peer.name),
+    }
+}
+
 /// What to do next, most urgent first; nothing when all is well, or ends well by itself.
 pub(super) fn next(document: &MirrorDocument) -> Vec<String> {
     let volume = &document.volume;
@@ -307,6 +321,7 @@ fn next_of(
     peer: &PeerDocument,
 ) -> Option<String> {
     let (volume, node, name) = (&document.volume, &document.node, &peer.name);
+    let of = of_peer(document, peer);
     let lost = ["resync-pending", "disconnected"].contains(&peer.state.as_str());
     let alone = ["no-source", "target"].contains(&peer.state.as_str()) && !replica.has_source;
     if peer.link.name_unknown && (lost || alone) {
@@ -321,8 +336,8 @@ fn next_of(
         "split-brain" => format!(
             "{node} and {name} were both written without the other: nothing is copied until you \
              choose whose data is kept. To keep that of {node}: `flagstone mirror demote {volume}` \
-             on {name}, then `flagstone mirror resolve {volume} --keep mine` here. To keep that of \
-             {name}: `flagstone mirror resolve {volume} --keep peer` here"
+             on {name}, then `flagstone mirror resolve {volume}{of} --keep mine` here. To keep that \
+             of {name}: `flagstone mirror resolve {volume}{of} --keep peer` here"
         ),
         "mismatch" => match other_release(&peer.link) {
             Some(none) => {
@@ -346,10 +361,10 @@ fn next_of(
             "nobody serves {volume}: `flagstone mirror failover {volume}` on the node that is to"
         ),
         "broken" => format!(
-            "{name} was given up: `flagstone mirror continue {volume}` copies everything to it"
+            "{name} was given up: `flagstone mirror continue {volume}{of}` copies everything to it"
         ),
         "paused" => {
-            format!("`flagstone mirror continue {volume}` copies to {name} what it lacks")
+            format!("`flagstone mirror continue {volume}{of}` copies to {name} what it lacks")
         }
         "resync-pending" | "disconnected" if !replica.active => format!(
             "{volume} is not served here until {name} was asked: see that flagstone serves there, \
@@ -363,6 +378,10 @@ fn next_of(
         "target" if !replica.has_source && replica.inconsistent => format!(
             "the data of {node} is of no moment in time until the resync from {name} has ended: \
              see that flagstone serves there"
+        ),
+        "target" if !replica.has_source && replica.holds_nothing() => format!(
+            "{node} holds no data yet: it is copied here by the node that serves {volume}; if that \
+             is {name}, see that flagstone serves there, and that its address can be reached"
         ),
         "target" if !replica.has_source => format!(
             "no source is attached: see that flagstone serves {volume} on {name}; if {name} is \
@@ -437,6 +456,24 @@ mod tests {
         assert!(next(&with("target", target)).is_empty());
     }
 
+    /// What can be typed as it stands there.
+    #[test]
+    fn of_several_peers_commands_name_theirs() {
+        let active = ReplicaDocument { active: true, ..ReplicaDocument::default() };
+        for (state, command) in [
+            ("split-brain", "flagstone mirror resolve db --peer node-b --keep mine"),
+            ("split-brain", "flagstone mirror resolve db --peer node-b --keep peer"),
+            ("broken", "flagstone mirror continue db --peer node-b"),
+            ("paused", "flagstone mirror continue db --peer node-b"),
+        ] {
+            let mut now = with(state, active.clone());
+            let other = PeerDocument { name: "node-c".into(), ..PeerDocument::default() };
+            now.peers.push(PeerDocument { state: "mirroring".into(), ..other });
+            let next = next(&now);
+            assert!(next.len() == 1 && next[0].contains(command), "{state}: {next:?}");
+        }
+    }
+
     #[test]
     fn what_is_not_says_which_command_helps() {
         let active = ReplicaDocument { active: true, ..ReplicaDocument::default() };
@@ -469,6 +506,9 @@ mod tests {
         let mut unknown = with("disconnected", ReplicaDocument::default());
         unknown.peers[0].link.name_unknown = true;
         assert!(next(&unknown)[0].contains("the address of node-b is not known"));
+        let blank = ReplicaDocument { generation: "0000000000000000".into(), ..waits.clone() };
+        let advice = next(&with("target", blank)).concat();
+        assert!(advice.contains("holds no data yet") && !advice.contains("failover"), "{advice}");
         let failed = ReplicaDocument { local_failed: true, ..active };
         let carried = next(&with("mirroring", failed)).remove(0);
         assert!(carried.contains("the peer carries the volume"), "{carried}");

@@ -22,6 +22,7 @@ impl Reload {
     }
 
     fn run(&self, call: &Call) -> Result<Response, Problem> {
+        call.without_query()?;
         tracing::info!(user = ?call.request.user, "asked to read the configuration again");
         let read = (self.reread)();
         let reloaded = self.server.limits.reload(&self.server.config, read);

@@ -69,6 +69,11 @@ impl Drop for GrowingTo {
 }
 
 impl Mirrored {
+    /// The size to which the volume grows when what is new has been zeroed.
+    pub(crate) fn growing_to(&self) -> Option<u64> {
+        self.growing_to.get()
+    }
+
     /// Has the volume grow to `wanted` bytes, or to what all its replicas have room for.
     pub(crate) async fn grow(
         self: &Rc<Self>,

@@ -2,19 +2,14 @@
 
 use std::rc::Rc;
 
-use flagstone_blockdev::IoError;
 use flagstone_mirror::format::superblock::Role;
 use flagstone_mirror::id::Uuid as Id;
 use flagstone_mirror::peer::{About, identify};
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
-use flagstone_runtime::buf;
 
 use super::{Mirrored, shape};
 use crate::units::format_size;
-
-/// How much of a device is looked at for signs of data, at its beginning.
-const LOOK_BYTES: usize = 1 << 20;
 
 /// What a new replica is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,12 +100,13 @@ impl Mirrored {
             )));
         }
         let reserved_bytes = self.leg.geometry().size_bytes - usable_bytes;
+        let log_shape = Shape { usable_bytes, ..shape };
+        self.check_log(&log_shape).await?;
         if dry_run {
             let none = Id::default();
             let (volume, replica) = (none, none);
             return Ok(Created { usable_bytes, reserved_bytes, already: false, volume, replica });
         }
-        let log_shape = Shape { usable_bytes, ..shape };
         let log = self.open_log(&log_shape).await.map_err(|failure| failed(failure.problem))?;
         let create = Create { volume, with_data: role == CreateRole::Source, shape };
         Replica::create_within(self.leg.clone(), log.clone(), create, usable_bytes)
@@ -162,12 +158,8 @@ impl Mirrored {
     /// The volume as a peer has it, and that what is here may be overwritten.
     async fn of_peer(&self, destroy_data: bool) -> Result<(Id, Shape), CreateError> {
         let about = self.ask_peers().await?;
-        if !destroy_data && self.holds_something().await.map_err(failed)? {
-            return Err(CreateError::Refused(format!(
-                "the device of volume `{}` is not empty, and all that is on it would be \
-                 overwritten: look what it is; if it is not needed, say so with --destroy-data",
-                self.name
-            )));
+        if !destroy_data {
+            self.check_leg().await?;
         }
         let mut shape = shape(&self.config, about.view.usable_bytes);
         let regions = shape.region_bytes / shape.bit_bytes;
@@ -201,14 +193,6 @@ impl Mirrored {
              replica been made (`flagstone mirror create {} --source`)?",
             self.name
         )))
-    }
-
-    async fn holds_something(&self) -> Result<bool, IoError> {
-        let block = u64::from(self.leg.geometry().block_bytes);
-        let len = self.leg.geometry().size_bytes.min(LOOK_BYTES as u64) / block * block;
-        let memory = buf::acquire(len as usize).await.map_err(|_| IoError::NoMemory)?;
-        let found = self.leg.read(0, memory).await?;
-        Ok(found.iter().any(|byte| *byte != 0))
     }
 
     /// Forgets the replica: nobody can tell any more what it is a replica of. Its data stays.

@@ -13,6 +13,7 @@
 
 mod earlier;
 mod grow;
+mod guard;
 mod make;
 mod open;
 mod reopen;

@@ -8,6 +8,8 @@
 mod broken;
 mod cluster;
 #[cfg(test)]
+mod commands;
+#[cfg(test)]
 mod growth;
 mod link;
 #[cfg(test)]

@@ -1,0 +1,90 @@
+//! What an operator types about a mirror, and how it ends: nothing is done that was not meant, and
+//! exit codes tell scripts what happened.
+
+use std::process::{Child, Command, Output, Stdio};
+
+use flagstone_tests::http::ask;
+use flagstone_tests::mirror::{Pair, VOLUME};
+use flagstone_tests::process::until;
+use flagstone_tests::server::binary;
+
+const SIZE_BYTES: u64 = 32 << 20;
+
+fn command(pair: &mut Pair, node: usize, line: &str) -> Command {
+    let (action, more) = line.split_once(' ').unwrap_or((line, ""));
+    let mut command = Command::new(binary());
+    command.args(["mirror", action, VOLUME, "--api"]).arg(pair.node(node).api());
+    command.args(more.split_whitespace());
+    command
+}
+
+fn code(output: &Output) -> Option<i32> {
+    output.status.code()
+}
+
+/// A verify under way, which compares as fast as is said.
+fn watched(pair: &mut Pair, line: &str) -> Child {
+    let verify = command(pair, 0, line).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let verify = verify.expect("the program can be started");
+    let runs = || pair.status(0)["verify"]["running"] == true;
+    until("the verify runs", runs, String::new);
+    verify
+}
+
+/// A mistyped name of the log's device may be that of any disk.
+#[test]
+fn a_log_is_not_made_over_something_else() {
+    let mut pair = Pair::start(SIZE_BYTES, "");
+    let log = pair.file("node-a.intent");
+    let precious = vec![b'x'; 1 << 20];
+    std::fs::write(&log, &precious).expect("there is room");
+    for dry in [&["--source", "--dry-run"][..], &["--source"]] {
+        let said = pair.try_order(0, "create", dry).expect_err("something is there");
+        assert!(said.contains("node-a.intent would overwrite"), "{said}");
+        assert!(std::fs::read(&log).expect("it is there") == precious, "it was overwritten");
+    }
+    std::fs::remove_file(&log).expect("it is there");
+    pair.order(0, "create", &["--source", "--dry-run"]);
+    assert!(!log.exists(), "nothing was to be done");
+    pair.order(0, "create", &["--source"]);
+    pair.order(1, "create", &["--target"]);
+    pair.wait_for(0, "mirroring");
+    // A log of the past is no obstacle.
+    pair.order(1, "delete", &["--yes"]);
+    pair.order(1, "create", &["--target", "--destroy-data", "--yes"]);
+    pair.wait_for(0, "mirroring");
+    pair.end(0);
+}
+
+/// A verify that was watched succeeds when it has compared everything and found no difference.
+#[test]
+fn a_verify_that_does_not_come_to_its_end_is_no_success() {
+    let mut pair = Pair::in_sync(SIZE_BYTES, "");
+    let all = command(&mut pair, 0, "verify --watch --interval 100ms").output();
+    let all = all.expect("the program can be started");
+    assert_eq!(code(&all), Some(0), "{}", String::from_utf8_lossy(&all.stdout));
+    let slow = "verify --max-rate 1MB/s --watch --interval 100ms";
+    let mut stopped = watched(&mut pair, slow);
+    pair.order(0, "verify", &["--stop"]);
+    assert_eq!(stopped.wait().expect("a child").code(), Some(1));
+    let mut left = watched(&mut pair, slow);
+    pair.node(1).kill();
+    assert_eq!(left.wait().expect("a child").code(), Some(1));
+    // To look at it is no verify.
+    let status = command(&mut pair, 0, "status").output().expect("the program can be started");
+    assert_eq!(code(&status), Some(0));
+    let text = String::from_utf8_lossy(&status.stdout);
+    assert!(text.contains("it ended early"), "{text}");
+}
+
+/// What is asked for in the query would go unheard, and the action be carried out.
+#[test]
+fn a_dry_run_that_is_asked_for_in_the_query_does_nothing() {
+    let mut pair = Pair::in_sync(SIZE_BYTES, "");
+    let api = pair.node(0).api();
+    let path = format!("/v1/volumes/{VOLUME}/mirror/pause?dry_run=true");
+    let answer = ask(&api, "POST", &path);
+    assert_eq!(answer.status, 422, "{answer:?}");
+    assert!(answer.body.contains("`dry_run` is in the query"), "{}", answer.body);
+    assert_eq!(pair.state(0), "mirroring");
+}
