@@ -147,13 +147,14 @@ pub fn by_size(comparison: &Comparison, gb: &[Option<f64>]) -> Option<Table> {
         for (at, name) in comparison.names().iter().enumerate() {
             let size = gb.get(at).copied().flatten().filter(|gb| *gb > 0.0);
             let (Some(gb), Some(iops)) = (size, row.median(at, Figure::Iops)) else { continue };
+            let small = |value: f64| format_number(value, if value < 10.0 { 2 } else { 0 });
             table.rows.push(vec![
                 name.clone(),
                 row.job.clone(),
-                format_number(gb, if gb < 10.0 { 2 } else { 0 }),
+                small(gb),
                 format_number(iops, 0),
                 format!("{:.2}", iops / gb),
-                format_number(0.75 * gb, 0),
+                small(0.75 * gb),
                 format!("{:.2}", iops / (0.75 * gb)),
             ]);
         }

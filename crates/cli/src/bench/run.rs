@@ -114,6 +114,7 @@ fn measure(
             plan.repetitions
         ));
     }
+    plan.left_out().iter().for_each(|text| watch.note(text));
     let initiator = Initiator::of_machine();
     let campaign =
         Campaign { plan, store, fio, generator: &generator, initiator: &initiator, interrupt };
