@@ -79,17 +79,25 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// What it said of its failure: the end of it.
+    /// What it said of its failure: the end of it, with nothing in it that a terminal would obey.
     pub fn said(&self, most_bytes: usize) -> String {
         let said = if self.errors.trim().is_empty() { &self.output } else { &self.errors };
         let said = said.trim();
         let from = said.len().saturating_sub(most_bytes);
         let from = (from..said.len()).find(|at| said.is_char_boundary(*at)).unwrap_or(from);
-        said[from..].to_owned()
+        harmless(&said[from..])
     }
 }
 
-struct Running(Child);
+/// A text without what a terminal would obey.
+pub(crate) fn harmless(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && !matches!(c, '\n' | '\t'), "?")
+}
+
+struct Running {
+    child: Child,
+    pauses: Pauses,
+}
 
 impl Drop for Running {
     fn drop(&mut self) {

@@ -91,7 +91,7 @@ fn fio_for(plan: &Plan, interrupt: &Interrupt) -> Result<Option<Fio>, Error> {
         true => Fio::find(interrupt).map(Some),
         false if plan.initiator == Choice::Flagstone => Ok(None),
         false => match Fio::find(interrupt) {
-            Err(Error::FioMissing | Error::FioTooOld { .. }) => Ok(None),
+            Err(error) if error.is_lack_of_fio() => Ok(None),
             found => found.map(Some),
         },
     }
