@@ -66,9 +66,11 @@ pub enum Error {
         /// What it said.
         said: String,
     },
-    /// A served volume that cannot be looked at.
-    #[error("cannot look at what a served volume holds: {problem}")]
+    /// A served volume that cannot be looked at or filled.
+    #[error("{what}: {problem}")]
     Served {
+        /// What was tried.
+        what: &'static str,
         /// What its client says, with its name.
         problem: String,
     },

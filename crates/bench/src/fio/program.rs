@@ -43,6 +43,8 @@ pub struct FioRun {
     pub cpus: Vec<CpuUse>,
     /// How many threads there were.
     pub threads: u32,
+    /// Time in which it stood still, in seconds: see [`os::Ended::paused_s`].
+    pub paused_s: f64,
     /// As one would type it.
     pub command: String,
 }
@@ -195,7 +197,8 @@ impl Fio {
         }
         let series = self.series(job, &output, logs.path(), interval_ms);
         let threads = job.threads.saturating_mul(options.sections.len() as u32);
-        Ok(FioRun { output, raw: ended.output, series, cpus, threads, command })
+        let (raw, paused_s) = (ended.output, ended.paused_s);
+        Ok(FioRun { output, raw, series, cpus, threads, paused_s, command })
     }
 
     fn series(&self, job: &Job, output: &Output, logs: &Path, interval_ms: u64) -> Vec<Series> {
