@@ -267,6 +267,12 @@ fn slower_ends_with_its_own_code() {
     bench.ends("compare slow fast --fail-if-slower 5%", 0);
     bench.ends("compare fast slow --fail-if-slower 200%", 0);
     bench.ends("compare fast --fail-if-slower 5%", 2);
+    // Its repetitions would count twice.
+    for line in ["compare fast slow fast", "compare fast ./fast/", "report fast fast/results.jsonl"]
+    {
+        let (out, errors) = bench.ends(line, 2);
+        assert!(out.is_empty() && errors.contains(" is given twice: give each"), "{errors}");
+    }
     bench.ends("report fast slow -o both.html", 0);
     assert!(bench.read("both.html").contains("fewer IOPS"));
 
