@@ -1,5 +1,5 @@
-//! What is to be said before the numbers: which of them are noisy, and which may be of the machine
-//! that measured rather than of the disk.
+//! What is to be said before the numbers: which of them are noisy, which may be of the machine that
+//! measured rather than of the disk, and which were measured while it stood still.
 
 use crate::compare::{Comparison, Figure};
 use crate::results::Record;
@@ -14,7 +14,7 @@ pub(crate) const LISTED: usize = 12;
 
 /// Sentences, none if there is nothing to say.
 pub fn doubts(comparison: &Comparison) -> Vec<String> {
-    let (mut noisy, mut busy) = (Vec::new(), Vec::new());
+    let (mut noisy, mut busy, mut paused) = (Vec::new(), Vec::new(), Vec::new());
     for row in comparison.rows() {
         for (at, name) in comparison.names().iter().enumerate() {
             let noise = noise_percent(&row.values(at, Figure::Iops)).unwrap_or(0.0);
@@ -24,9 +24,25 @@ pub fn doubts(comparison: &Comparison) -> Vec<String> {
             if cpu_percent(&row.records[at]).is_some_and(|percent| percent >= BUSY_PERCENT) {
                 busy.push(format!("{} on {name}", row.job));
             }
+            let stood = row.records[at].iter().filter(|record| record.measurement.paused_s > 0.0);
+            paused.extend(stood.map(|record| {
+                format!(
+                    "{} on {name}, repetition {} ({:.1} s)",
+                    row.job,
+                    record.repetition + 1,
+                    record.measurement.paused_s
+                )
+            }));
         }
     }
     let mut said = Vec::new();
+    if !paused.is_empty() {
+        said.push(format!(
+            "What measured stood still in the midst, stopped by a signal or asleep with the machine, \
+             so these are not of the disk alone and are to be measured again: {}.",
+            listed(paused)
+        ));
+    }
     if !noisy.is_empty() {
         said.push(format!("Noisy, over {NOISY_PERCENT} % between repetitions: {}.", listed(noisy)));
     }
@@ -83,6 +99,21 @@ mod tests {
         assert_eq!(noisy, ["Noisy, over 10 % between repetitions: j on a (50 %)."]);
         let busy = of([100.0, 101.0, 102.0], 4.0);
         assert!(busy.len() == 1 && busy[0].ends_with("not by the disk: j on a."), "{busy:?}");
+    }
+
+    #[test]
+    fn what_stood_still_is_named_with_its_repetition() {
+        let record = |repetition, paused_s| {
+            let measurement = Measurement { paused_s, ..Measurement::default() };
+            let job = Job { name: "j".to_owned(), ..Job::default() };
+            let record = Record::new("s", &job, &"a=/x".parse().unwrap(), measurement);
+            Record { nature: Nature::Real, repetition, ..record }
+        };
+        let said = doubts(&Comparison::of_targets(vec![record(0, 0.0), record(1, 5.04)]));
+        assert!(
+            said.len() == 1 && said[0].ends_with(": j on a, repetition 2 (5.0 s)."),
+            "{said:?}"
+        );
     }
 
     #[test]

@@ -15,6 +15,17 @@ pub enum Error {
          or name it with FIO=/path/to/fio"
     )]
     FioMissing,
+    /// A program that was taken for fio is another one.
+    #[error(
+        "{program} is not fio: asked for its version it printed {printed}; install fio (apt install \
+         fio, dnf install fio, zypper install fio), or name the program with FIO=/path/to/fio"
+    )]
+    NotFio {
+        /// As it was named, or found on the path.
+        program: String,
+        /// The first line of what it printed, cut and harmless.
+        printed: String,
+    },
     /// fio is older than what is needed.
     #[error(
         "{found} is too old: {needed} or newer is needed; install a newer fio, or name one with FIO=/path/to/fio"
@@ -55,9 +66,11 @@ pub enum Error {
         /// What it said.
         said: String,
     },
-    /// A served volume that cannot be looked at.
-    #[error("cannot look at what a served volume holds: {problem}")]
+    /// A served volume that cannot be looked at or filled.
+    #[error("{what}: {problem}")]
     Served {
+        /// What was tried.
+        what: &'static str,
         /// What its client says, with its name.
         problem: String,
     },
@@ -105,6 +118,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether it says that there is no fio here that can be used: what needs none goes on.
+    pub fn is_lack_of_fio(&self) -> bool {
+        matches!(self, Error::FioMissing | Error::NotFio { .. } | Error::FioTooOld { .. })
+    }
+
     /// A mistake in the request.
     pub fn usage(text: impl Into<String>) -> Error {
         Error::Usage(text.into())

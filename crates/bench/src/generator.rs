@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::fio::arguments::shell;
 use crate::job::{Buffers, Job};
 use crate::limits::{FIO_OUTPUT_BYTES, FIO_SAID_BYTES};
+use crate::measurement::Measurement;
 use crate::os::{self, Interrupt};
 
 /// The program that has the generator.
@@ -75,35 +76,26 @@ pub fn arguments(job: &Job, uri: &str) -> Result<Vec<String>, Error> {
     Ok(words)
 }
 
-/// Bytes of one request of a fill, and requests in flight.
-const FILL: (u64, u64) = (1 << 20, 8);
+/// All that came of one run.
+#[derive(Clone, Debug)]
+pub struct LoadRun {
+    /// What it printed.
+    pub results: Results,
+    /// As one would type it.
+    pub command: String,
+    /// Time in which it stood still, in seconds: see [`os::Ended::paused_s`].
+    pub paused_s: f64,
+}
 
-/// What `flagstone` is called with to fill a volume: large requests, and what is left at the end.
-fn fills(uri: &str, size_bytes: u64) -> Vec<Vec<String>> {
-    let (large, depth) = FILL;
-    let whole = size_bytes / large * large;
-    let rest = size_bytes - whole;
-    let small = if rest.is_multiple_of(4096) { 4096 } else { 512 };
-    [(0, whole, large), (whole, rest, small)]
-        .into_iter()
-        .filter(|(_, bytes, block)| bytes >= block)
-        .map(|(offset, bytes, block)| {
-            let mut words = ["load", uri, "--json", "--rw", "write"].map(str::to_owned).to_vec();
-            let numbers = [
-                ("--bs", block),
-                ("--depth", depth),
-                ("--ios", bytes / block),
-                ("--offset", offset),
-                ("--size", bytes),
-            ];
-            words.extend(numbers.into_iter().flat_map(|(key, n)| [key.to_owned(), n.to_string()]));
-            words
-        })
-        .collect()
+impl LoadRun {
+    /// What was measured.
+    pub fn measurement(&self) -> Measurement {
+        Measurement { paused_s: self.paused_s, ..Measurement::of_load(&self.results) }
+    }
 }
 
 impl Generator {
-    /// Measures one job; gives the results and the command.
+    /// Measures one job.
     ///
     /// # Errors
     /// [`Error::LoadFailed`] with what it said, or [`Error::Interrupted`].
@@ -113,7 +105,7 @@ impl Generator {
         uri: &str,
         interrupt: &Interrupt,
         tick: &mut dyn FnMut(),
-    ) -> Result<(Results, String), Error> {
+    ) -> Result<LoadRun, Error> {
         self.run(&arguments(job, uri)?, interrupt, tick)
     }
 
@@ -124,25 +116,8 @@ impl Generator {
     /// As [`Generator::measure`].
     pub fn size_bytes(&self, uri: &str, interrupt: &Interrupt) -> Result<u64, Error> {
         let words = ["load", uri, "--json", "--rw", "read", "--bs", "4096", "--ios", "1"];
-        let (results, _) = self.run(&words.map(str::to_owned), interrupt, &mut || {})?;
-        Ok(results.device.size_bytes)
-    }
-
-    /// Writes all of a served volume once, in order, with data that no disk can compress.
-    ///
-    /// # Errors
-    /// As [`Generator::measure`].
-    pub fn fill(
-        &self,
-        uri: &str,
-        size_bytes: u64,
-        interrupt: &Interrupt,
-        tick: &mut dyn FnMut(),
-    ) -> Result<(), Error> {
-        for words in fills(uri, size_bytes) {
-            self.run(&words, interrupt, tick)?;
-        }
-        Ok(())
+        let run = self.run(&words.map(str::to_owned), interrupt, &mut || {})?;
+        Ok(run.results.device.size_bytes)
     }
 
     fn run(
@@ -150,7 +125,7 @@ impl Generator {
         words: &[String],
         interrupt: &Interrupt,
         tick: &mut dyn FnMut(),
-    ) -> Result<(Results, String), Error> {
+    ) -> Result<LoadRun, Error> {
         let command = shell("flagstone", words);
         let mut program = Command::new(&self.program);
         let ended = os::run(program.args(words), FIO_OUTPUT_BYTES, interrupt, tick)?;
@@ -167,7 +142,7 @@ impl Generator {
         if results.outcome != Outcome::Complete {
             return Err(failed(format!("it ended as {:?}", results.outcome)));
         }
-        Ok((results, command))
+        Ok(LoadRun { results, command, paused_s: ended.paused_s })
     }
 }
 
@@ -175,18 +150,6 @@ impl Generator {
 mod tests {
     use super::*;
     use crate::job::Pattern;
-
-    #[test]
-    fn a_fill_covers_all_once() {
-        let of =
-            |bytes| fills("u", bytes).into_iter().map(|w| w[5..].join(" ")).collect::<Vec<_>>();
-        let whole = "--bs 1048576 --depth 8 --ios 2 --offset 0 --size 2097152";
-        assert_eq!(of(2 << 20), [whole]);
-        let rest = "--bs 4096 --depth 8 --ios 3 --offset 2097152 --size 12288";
-        assert_eq!(of((2 << 20) + 12288), [whole, rest]);
-        assert_eq!(of(1536), ["--bs 512 --depth 8 --ios 3 --offset 0 --size 1536"]);
-        assert!(of(0).is_empty());
-    }
 
     #[test]
     fn a_job_for_our_own_generator() {

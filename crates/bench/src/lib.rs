@@ -32,11 +32,13 @@ pub mod limits;
 pub mod measurement;
 pub mod nature;
 pub mod os;
+mod pauses;
 pub mod precondition;
 pub mod published;
 #[cfg(feature = "report")]
 pub mod report;
 pub mod results;
+pub mod served;
 pub mod server;
 pub mod stats;
 pub mod suite;

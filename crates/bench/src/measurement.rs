@@ -109,6 +109,10 @@ pub struct Measurement {
     /// What the server's processes used, if it is on this machine.
     #[serde(default)]
     pub server: Option<ServerUse>,
+    /// Time in which what measured stood still, in seconds: stopped by a signal, or with the whole
+    /// machine. It is in the time measured.
+    #[serde(default)]
+    pub paused_s: f64,
 }
 
 /// Latencies of several jobs, or of both directions, as one.
@@ -226,6 +230,7 @@ impl Measurement {
         let together = f64::from(run.threads) / run.output.jobs.len().max(1) as f64;
         measured.cpu_us_per_io = measured.cpu_us_per_io.map(|us| us * together.max(1.0));
         measured.cpu = (!run.cpus.is_empty()).then(|| CpuUse::mean(&run.cpus));
+        measured.paused_s = run.paused_s;
         measured
     }
 
@@ -256,7 +261,7 @@ impl Measurement {
         }
     }
 
-    /// From our own generator's results.
+    /// From our own generator's results; that it stood still is known where it was run.
     pub fn of_load(results: &Results) -> Measurement {
         let of = |kind: OpKind| {
             let found = results.operations.iter().find(|o| o.operation == Some(kind));
@@ -275,6 +280,7 @@ impl Measurement {
                 .as_ref()
                 .map(|cpu| cpu.user_us_per_io + cpu.system_us_per_io),
             server: None,
+            paused_s: 0.0,
         }
     }
 }

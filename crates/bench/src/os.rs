@@ -19,6 +19,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::error::Error;
+use crate::pauses::Pauses;
 
 /// How often a running program is looked at.
 const LOOK: Duration = Duration::from_millis(20);
@@ -76,26 +77,36 @@ pub struct Ended {
     pub output: String,
     /// On standard error.
     pub errors: String,
+    /// Time in which it stood still, in seconds: stopped by a signal, or with the whole machine.
+    pub paused_s: f64,
 }
 
 impl Ended {
-    /// What it said of its failure: the end of it.
+    /// What it said of its failure: the end of it, with nothing in it that a terminal would obey.
     pub fn said(&self, most_bytes: usize) -> String {
         let said = if self.errors.trim().is_empty() { &self.output } else { &self.errors };
         let said = said.trim();
         let from = said.len().saturating_sub(most_bytes);
         let from = (from..said.len()).find(|at| said.is_char_boundary(*at)).unwrap_or(from);
-        said[from..].to_owned()
+        harmless(&said[from..])
     }
 }
 
-struct Running(Child);
+/// A text without what a terminal would obey.
+pub(crate) fn harmless(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && !matches!(c, '\n' | '\t'), "?")
+}
+
+struct Running {
+    child: Child,
+    pauses: Pauses,
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
         // Fails only for a program that has already been waited for.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -106,20 +117,21 @@ impl Running {
         tick: &mut dyn FnMut(),
     ) -> io::Result<Option<ExitStatus>> {
         loop {
-            if let Some(status) = self.0.try_wait()? {
+            if let Some(status) = self.child.try_wait()? {
                 return Ok(Some(status));
             }
             if until() {
                 return Ok(None);
             }
             tick();
-            std::thread::sleep(LOOK);
+            self.pauses.wait(LOOK, std::thread::sleep);
         }
     }
 
     /// Asks it to end as Ctrl-C would.
     fn ask_to_end(&self) {
-        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(rustix::process::Pid::from_raw)
+        if let Some(pid) =
+            i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw)
         {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
         }
@@ -144,7 +156,7 @@ pub fn run(
     let copy = |file: &File| file.try_clone().map_err(Error::system("cannot copy a descriptor"));
     command.stdin(Stdio::null()).stdout(copy(&output)?).stderr(copy(&errors)?).process_group(0);
     let child = command.spawn().map_err(Error::system("cannot start a program"))?;
-    let mut running = Running(child);
+    let mut running = Running { pauses: Pauses::begin(child.id()), child };
     let waits = "cannot wait for a program";
     let ended = running.wait(|| interrupt.is_raised(), tick).map_err(Error::system(waits))?;
     let Some(status) = ended else {
@@ -155,7 +167,7 @@ pub fn run(
     };
     let output = read(&mut output, most_bytes)?;
     let errors = read(&mut errors, most_bytes)?;
-    Ok(Ended { status, output, errors })
+    Ok(Ended { status, output, errors, paused_s: running.pauses.seconds() })
 }
 
 fn read(file: &mut File, most_bytes: u64) -> Result<String, Error> {
@@ -285,6 +297,31 @@ mod tests {
         let raised = interrupt.clone();
         let ended = run(Command::new("sleep").arg("1000"), 100, &interrupt, &mut || raised.raise());
         assert!(matches!(ended, Err(Error::Interrupted)));
+    }
+
+    /// The program is stopped until it is seen to be, continued, and ends when that was looked at.
+    #[test]
+    fn a_program_that_is_stopped_in_the_midst_is_found_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let script = "echo $$ >pid; kill -STOP $$; until [ -e end ]; do sleep 0.01; done";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).current_dir(directory.path());
+        let mut is_continued = false;
+        let mut tick = || {
+            let pid = std::fs::read_to_string(at("pid")).unwrap_or_default();
+            let pid = pid.trim();
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            if is_continued {
+                // It was looked at between the last tick and this one.
+                std::fs::write(at("end"), "").unwrap();
+            } else if stat.contains(") T ") {
+                let sent = Command::new("kill").args(["-CONT", pid]).status();
+                is_continued = sent.unwrap().success();
+            }
+        };
+        let ended = run(&mut command, 100, &Interrupt::never(), &mut tick).unwrap();
+        assert!(ended.status.success() && ended.paused_s > 0.0, "{ended:?}");
     }
 
     #[test]

@@ -1,24 +1,18 @@
 //! Targets before they are measured: reads of what was never written do not reach a disk, and
-//! writes to it cost what later ones do not.
+//! writes to it cost what later ones do not. [`crate::served`] does the same of served volumes.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use flagstone_blockdev::SharedDevice;
-use flagstone_control::device_spec::DeviceSpec;
-use flagstone_control::stack::{OpenOptions, open_device};
-use flagstone_runtime::buf;
-use flagstone_runtime::{Config as RuntimeConfig, run as run_cores};
-
 use crate::error::Error;
 use crate::guard;
-use crate::os::{self, Interrupt};
+use crate::os;
 
 /// Places that are looked at to see whether a disk has been filled.
 const SAMPLES: u64 = 64;
 /// Bytes of each.
-const SAMPLE_BYTES: usize = 4096;
+pub(crate) const SAMPLE_BYTES: usize = 4096;
 
 /// Makes a file that holds nothing yet, of its whole size and with its note, so that a fill that is
 /// interrupted is known as unfinished, and the file as ours. The note comes before the size: after a
@@ -82,53 +76,12 @@ pub fn is_filled(path: &Path, size_bytes: u64) -> bool {
 
 /// Where is looked, in bytes from the beginning: at samples of so many, as devices read whole
 /// blocks.
-fn places(size_bytes: u64, sample: u64) -> impl Iterator<Item = u64> {
+pub(crate) fn places(size_bytes: u64, sample: u64) -> impl Iterator<Item = u64> {
     let last = size_bytes.saturating_sub(sample);
     (0..=SAMPLES).map(move |at| {
         let offset = (u128::from(last) * u128::from(at) / u128::from(SAMPLES)) as u64;
         offset / sample * sample
     })
-}
-
-/// Memory for the few blocks that are in flight, in bytes.
-const MEMORY_BYTES: usize = 64 << 20;
-
-/// The same of a served volume, which is read through its server.
-///
-/// # Errors
-/// [`Error::Served`] where it cannot be read, and the user's interruption.
-pub fn is_served_filled(name: &str, interrupt: &Interrupt) -> Result<bool, Error> {
-    let failed = |problem: String| Error::Served { problem };
-    let spec: DeviceSpec = name.parse().map_err(|error| failed(format!("{name}: {error}")))?;
-    let runtime =
-        RuntimeConfig { cores: 1, memory_bytes: MEMORY_BYTES, ..RuntimeConfig::default() };
-    let looked = run_cores(&runtime, || async {
-        let options =
-            OpenOptions { read_only: true, block_bytes: None, queues: None, queue_depth: None };
-        let device = open_device(&spec, &options).await.map_err(|error| error.to_string())?;
-        has_data(&device, interrupt).await.map_err(|error| format!("{name}: {error}"))
-    });
-    let found = looked.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
-    interrupt.check()?;
-    Ok(found)
-}
-
-async fn has_data(
-    device: &SharedDevice,
-    interrupt: &Interrupt,
-) -> Result<bool, flagstone_blockdev::IoError> {
-    let geometry = device.geometry();
-    let sample = SAMPLE_BYTES.max(geometry.block_bytes as usize);
-    for offset in places(geometry.size_bytes, sample as u64) {
-        let len = sample.min((geometry.size_bytes - offset) as usize);
-        let Some(place) = buf::try_alloc(len).filter(|_| !interrupt.is_raised()) else {
-            return Ok(false);
-        };
-        if device.read(offset, place).await?.iter().all(|byte| *byte == 0) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 #[cfg(test)]

@@ -116,9 +116,14 @@ pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
                 let found = same.iter().find(|row| (row.disks, row.rw) == (count, *pattern));
                 cells.extend(thousands(found.copied(), other));
             }
-            table.rows.push(cells);
+            // Where neither measured it there is nothing to compare.
+            if cells[1..].iter().any(|cell| cell != "-") {
+                table.rows.push(cells);
+            }
         }
-        tables.push(table);
+        if !table.rows.is_empty() {
+            tables.push(table);
+        }
     }
     tables
 }
@@ -147,13 +152,14 @@ pub fn by_size(comparison: &Comparison, gb: &[Option<f64>]) -> Option<Table> {
         for (at, name) in comparison.names().iter().enumerate() {
             let size = gb.get(at).copied().flatten().filter(|gb| *gb > 0.0);
             let (Some(gb), Some(iops)) = (size, row.median(at, Figure::Iops)) else { continue };
+            let small = |value: f64| format_number(value, if value < 10.0 { 2 } else { 0 });
             table.rows.push(vec![
                 name.clone(),
                 row.job.clone(),
-                format_number(gb, if gb < 10.0 { 2 } else { 0 }),
+                small(gb),
                 format_number(iops, 0),
                 format!("{:.2}", iops / gb),
-                format_number(0.75 * gb, 0),
+                small(0.75 * gb),
                 format!("{:.2}", iops / (0.75 * gb)),
             ]);
         }
@@ -204,6 +210,31 @@ mod tests {
                 assert_eq!(mine.trim_end_matches(".0"), published);
             }
         }
+    }
+
+    /// As where runs of several suites are put side by side.
+    #[test]
+    fn what_neither_measured_has_no_row() {
+        let all = vec![
+            record("first", Pattern::Read, 1, 1e3),
+            record("fabric", Pattern::RandWrite, 1, 2e3),
+            record("fabric", Pattern::RandWrite, 2, 4e3),
+            record("other", Pattern::Read, 1, 1e3),
+            record("part", Pattern::RandWrite, 1, 1e3),
+        ];
+        let comparison = Comparison::of_targets(all);
+        let rows = |other| by_disks(&comparison, other).iter().map(|t| t.rows.len()).collect();
+        let found: [Vec<usize>; 3] = [rows(1), rows(2), rows(3)];
+        assert_eq!(found, [vec![2], vec![1], vec![1]], "first and other read one disk alone");
+        let of_fabric = vec![
+            record("first", Pattern::Read, 4, 1e3),
+            record("second", Pattern::Read, 4, 1e3),
+            record("fabric", Pattern::RandWrite, 1, 2e3),
+            record("fabric", Pattern::RandWrite, 2, 4e3),
+        ];
+        let rows = by_disks(&Comparison::of_targets(of_fabric), 1);
+        assert!(rows.len() == 1 && rows[0].rows.len() == 1 && rows[0].rows[0][0] == "4");
+        assert!(by_disks(&comparison, 9).is_empty());
     }
 
     #[test]

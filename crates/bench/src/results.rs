@@ -304,12 +304,17 @@ pub fn free_directory(name: &Path) -> PathBuf {
     free
 }
 
+/// The file of lines of a directory, or that file itself.
+pub(crate) fn file(path: &Path) -> PathBuf {
+    if path.is_dir() { path.join("results.jsonl") } else { path.to_owned() }
+}
+
 /// The records of a directory, or of a file of lines.
 ///
 /// # Errors
 /// What cannot be read, with its line.
 pub fn read(path: &Path) -> Result<Vec<Record>, Error> {
-    let file = if path.is_dir() { path.join("results.jsonl") } else { path.to_owned() };
+    let file = file(path);
     let is_run = path.join("campaign.json").exists();
     let records = match is_run && !file.exists() {
         true => Vec::new(),

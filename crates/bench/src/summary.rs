@@ -26,7 +26,9 @@ impl Comparison {
         ];
         let mut table = Table::new("medians of n repetitions", &head);
         for row in self.rows() {
-            for (name, records) in self.names().iter().zip(&row.records) {
+            let named = self.names().iter().zip(&row.records);
+            // A job that needs more disks than a thing has was not measured there.
+            for (name, records) in named.filter(|(_, records)| !records.is_empty()) {
                 let middle = |pick: &dyn Fn(&Record) -> Option<f64>| {
                     median(&records.iter().filter_map(pick).collect::<Vec<_>>())
                 };
@@ -110,6 +112,19 @@ mod tests {
     use super::*;
     use crate::job::Job;
     use crate::measurement::Measurement;
+
+    #[test]
+    fn what_was_not_measured_has_no_row() {
+        let record = |job: &str, target: &str| {
+            let job = Job { name: job.to_owned(), ..Job::default() };
+            Record::new("s", &job, &target.parse().unwrap(), Measurement::default())
+        };
+        let records =
+            vec![record("one", "a=/x"), record("one", "b=/y,/z"), record("two", "b=/y,/z")];
+        let rows = Comparison::of_targets(records).summary().rows;
+        let named: Vec<_> = rows.iter().map(|row| (row[0].as_str(), &row[1][..1])).collect();
+        assert_eq!(named, [("one", "a"), ("one", "b"), ("two", "b")]);
+    }
 
     #[test]
     fn percentiles_that_are_accidents_are_not_shown() {

@@ -56,6 +56,7 @@ fn run() -> FioRun {
             CpuUse { user_percent: 0.0, kernel_percent: 0.0, idle_percent: 100.0 },
         ],
         threads: 4,
+        paused_s: 0.0,
         command: "fio".to_owned(),
     }
 }

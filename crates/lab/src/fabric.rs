@@ -16,9 +16,8 @@ use flagstone_bench::compare::Comparison;
 use flagstone_bench::cpu::{CpuUse, Snapshot};
 use flagstone_bench::environment;
 use flagstone_bench::fio::arguments::shell;
-use flagstone_bench::generator::{Generator, arguments};
+use flagstone_bench::generator::{Generator, LoadRun, arguments};
 use flagstone_bench::job::{Job, Pattern};
-use flagstone_bench::measurement::Measurement;
 use flagstone_bench::nature::{Nature, Origin};
 use flagstone_bench::os::{Interrupt, unix_seconds};
 use flagstone_bench::published::by_disks;
@@ -300,25 +299,29 @@ impl Bench<'_> {
             watcher.begin(&format!("{} on {}", job.name, target.name), left_s);
             let started_unix_s = unix_seconds();
             let before = Snapshot::take();
-            let (results, command) = match &target.disks[job.disks as usize - 1] {
+            let run = match &target.disks[job.disks as usize - 1] {
                 Place::NvmeTcp(uri) => {
                     // Its depth is that of all disks together, as the volume is all of them.
                     let generator = Generator { program: self.options.program.clone() };
                     generator.measure(job, uri, self.interrupt, &mut || watcher.tick())?
                 }
-                other => (self.local(job)?, format!("in this process, on {other}")),
+                other => LoadRun {
+                    results: self.local(job)?,
+                    command: format!("in this process, on {other}"),
+                    paused_s: 0.0,
+                },
             };
-            let mut measurement = Measurement::of_load(&results);
+            let mut measurement = run.measurement();
             let cpus = Snapshot::take().since(&before);
             measurement.cpu = (!cpus.is_empty()).then(|| CpuUse::mean(&cpus));
-            let raw = serde_json::to_string(&results).expect("results are always JSON");
+            let raw = serde_json::to_string(&run.results).expect("results are always JSON");
             let raw = self.store.raw(&job.name, step.target, step.repetition, &raw)?;
             let record = Record {
                 nature: Nature::Emulated,
                 repetition: step.repetition,
                 started_unix_s,
                 tool: "flagstone load".to_owned(),
-                command,
+                command: run.command,
                 raw: Some(raw),
                 // By the disk, as the published table and its suite have it.
                 depth: DEPTH,
@@ -498,8 +501,10 @@ pub fn table(summary: &Summary) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use flagstone_bench::measurement::Measurement;
     use flagstone_control::config::Layer;
+
+    use super::*;
 
     fn options(scale: u32) -> Options {
         Options {

@@ -158,10 +158,9 @@ pub fn run(
 
 /// The fio of this machine, if it can drive NBD.
 fn fio_with_nbd(interrupt: &Interrupt) -> Result<Option<Fio>, Error> {
-    use flagstone_bench::Error as BenchError;
     let fio = match Fio::find(interrupt) {
         Ok(fio) => fio,
-        Err(BenchError::FioMissing | BenchError::FioTooOld { .. }) => return Ok(None),
+        Err(error) if error.is_lack_of_fio() => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     let program = std::env::var_os("FIO").filter(|name| !name.is_empty());

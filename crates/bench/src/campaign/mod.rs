@@ -135,6 +135,24 @@ impl Plan {
         self.jobs[job].disks as usize <= self.targets[target].disks.len()
     }
 
+    /// Targets that are left out of jobs that need more disks than they have, with how many of how
+    /// many jobs.
+    pub fn left_out(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for (target, named) in self.targets.iter().enumerate() {
+            let count = (0..self.jobs.len()).filter(|job| !self.suits(*job, target)).count();
+            if count > 0 {
+                found.push(format!(
+                    "{}: {count} of {} jobs need more disks than its {}, and are left out",
+                    named.name,
+                    self.jobs.len(),
+                    named.disks.len()
+                ));
+            }
+        }
+        found
+    }
+
     /// One round of a job on all targets that it suits. Each round begins with another target, so
     /// that none is always the one that follows the same other.
     pub fn round(&self, job: usize, repetition: u32) -> Vec<Step> {
@@ -211,6 +229,8 @@ mod tests {
         );
         plan.jobs[0].disks = 2;
         assert_eq!(plan.round(0, 0), [Step { job: 0, repetition: 0, target: 1 }]);
+        let told = plan.left_out();
+        assert_eq!(told, ["a: 1 of 2 jobs need more disks than its 1, and are left out"]);
         assert_eq!(plan.check().map_err(|e| e.to_string()), Ok(()));
         plan.jobs.truncate(1);
         plan.jobs[0].disks = 3;

@@ -1,9 +1,5 @@
 //! How long a campaign still takes: what was planned, corrected by what such steps took so far.
 
-use std::path::{Path, PathBuf};
-
-use crate::os;
-
 /// What a fill is taken to reach before anything is known of it, in bytes a second.
 const FILL_BYTES_PER_S: f64 = 200e6;
 /// A fill is looked at so seldom, in seconds.
@@ -39,33 +35,28 @@ pub(super) fn planned_s(size_bytes: u64) -> f64 {
     size_bytes as f64 / FILL_BYTES_PER_S
 }
 
-/// The progress of a fill, where the kernel tells how much was written.
-#[derive(Debug)]
+/// The progress of a fill.
+#[derive(Debug, Default)]
 pub(super) struct Progress {
-    path: Option<PathBuf>,
-    size_bytes: u64,
-    before_bytes: u64,
     looked_s: f64,
     done: f64,
 }
 
 impl Progress {
-    /// Of a file or device of a size; of a served volume nothing is told.
-    pub(super) fn begin(path: Option<&Path>, size_bytes: u64) -> Progress {
-        let before_bytes = path.and_then(os::written_bytes).unwrap_or(0);
-        let path = path.map(Path::to_owned);
-        Progress { path, size_bytes, before_bytes, looked_s: 0.0, done: 0.0 }
-    }
-
     /// Looks, if it is time: how much is done, from 0 to 1, and how long the rest takes.
-    pub(super) fn look(&mut self, elapsed_s: f64) -> Option<(f64, f64)> {
+    /// `written_bytes` tells how much of so many bytes is written, where that is known.
+    pub(super) fn look(
+        &mut self,
+        elapsed_s: f64,
+        size_bytes: u64,
+        written_bytes: impl FnOnce() -> Option<u64>,
+    ) -> Option<(f64, f64)> {
         if elapsed_s - self.looked_s < LOOK_S {
             return None;
         }
         self.looked_s = elapsed_s;
-        let written = os::written_bytes(self.path.as_deref()?)?.saturating_sub(self.before_bytes);
         // What the kernel tells may stand still or go back, as it counts others too.
-        self.done = self.done.max((written as f64 / self.size_bytes.max(1) as f64).min(1.0));
+        self.done = self.done.max((written_bytes()? as f64 / size_bytes.max(1) as f64).min(1.0));
         (self.done >= TOLD_LEAST).then(|| (self.done, elapsed_s * (1.0 - self.done) / self.done))
     }
 }
@@ -85,18 +76,12 @@ mod tests {
 
     #[test]
     fn a_fill_tells_how_far_it_is() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("f");
-        std::fs::write(&path, "").unwrap();
-        let mut fill = Progress::begin(Some(&path), 4 << 20);
-        assert_eq!(fill.look(5.0), None, "nothing is known yet");
-        std::fs::write(&path, vec![1; 1 << 20]).unwrap();
-        assert_eq!(fill.look(5.5), None, "too early");
-        let (done, left_s) = fill.look(10.0).unwrap();
-        assert!((0.2..0.3).contains(&done), "{done}");
-        assert!((left_s - 10.0 * (1.0 - done) / done).abs() < 1e-9, "{left_s}");
-        std::fs::write(&path, "").unwrap();
-        assert_eq!(fill.look(20.0).unwrap().0, done, "it never goes back");
-        assert_eq!(Progress::begin(None, 1).look(9.0), None);
+        let mut fill = Progress::default();
+        assert_eq!(fill.look(5.0, 400, || Some(0)), None, "nothing is known yet");
+        assert_eq!(fill.look(5.5, 400, || Some(100)), None, "too early");
+        assert_eq!(fill.look(10.0, 400, || Some(100)), Some((0.25, 30.0)));
+        assert_eq!(fill.look(20.0, 400, || Some(0)).unwrap().0, 0.25, "it never goes back");
+        assert_eq!(fill.look(30.0, 400, || None), None);
+        assert_eq!(fill.look(40.0, 400, || Some(500)), Some((1.0, 0.0)));
     }
 }

@@ -17,6 +17,7 @@ use crate::nature::Nature;
 use crate::os::{self, Interrupt, Stopwatch};
 use crate::precondition;
 use crate::results::{Record, Store};
+use crate::served;
 use crate::server::Meter;
 use crate::stats::{Steady, steady};
 use crate::target::{Place, Target};
@@ -209,10 +210,9 @@ impl Campaign<'_> {
         };
         let (mut measurement, raw, command, tool) = match (&target.disks[0], self.fio) {
             (Place::NvmeTcp(uri), _) => {
-                let (results, command) =
-                    self.generator.measure(&job, uri, self.interrupt, &mut tick)?;
-                let raw = serde_json::to_string(&results).expect("results are always JSON");
-                (Measurement::of_load(&results), raw, command, OWN_TOOL.to_owned())
+                let run = self.generator.measure(&job, uri, self.interrupt, &mut tick)?;
+                let raw = serde_json::to_string(&run.results).expect("results are always JSON");
+                (run.measurement(), raw, run.command, OWN_TOOL.to_owned())
             }
             (_, Some(fio)) => {
                 let run = fio.measure(&job, target, self.interrupt, &mut tick)?;
@@ -299,30 +299,30 @@ impl Campaign<'_> {
             Some(path) => {
                 Ok(os::size_of(path).is_ok_and(|s| s > 0 && precondition::is_filled(path, s)))
             }
-            None => precondition::is_served_filled(&disk.to_string(), self.interrupt),
+            None => served::is_filled(&disk.to_string(), self.interrupt),
         }
     }
 
     /// Fills one disk; `after_s` is what takes its time after it.
     fn fill(&self, fill: &Unfilled, after_s: f64, watcher: &mut dyn Watcher) -> Result<(), Error> {
         let disk = &fill.target.disks[0];
-        let mut progress = Progress::begin(disk.path(), fill.size_bytes);
-        let watch = Stopwatch::start();
-        let mut tick = || {
-            if let Some((done, left_s)) = progress.look(watch.seconds()) {
+        let (mut progress, watch) = (Progress::default(), Stopwatch::start());
+        let mut tick = |written_bytes: &dyn Fn() -> Option<u64>| {
+            let found = progress.look(watch.seconds(), fill.size_bytes, written_bytes);
+            if let Some((done, left_s)) = found {
                 watcher.filled(done, after_s + left_s);
             }
             watcher.tick();
         };
-        match (disk, self.fio) {
-            (Place::NvmeTcp(uri), _) => {
-                self.generator.fill(uri, fill.size_bytes, self.interrupt, &mut tick)
-            }
-            (_, Some(fio)) => {
-                fio.fill(&fill.target, Some(fill.size_bytes), self.interrupt, &mut tick).map(drop)
-            }
-            (_, None) => Err(Error::FioMissing),
-        }
+        let Some(path) = disk.path() else {
+            let mut told = |written_bytes| tick(&|| Some(written_bytes));
+            return served::fill(&disk.to_string(), fill.size_bytes, self.interrupt, &mut told);
+        };
+        let before = os::written_bytes(path).unwrap_or(0);
+        let written_bytes = || Some(os::written_bytes(path)?.saturating_sub(before));
+        let fio = self.fio.ok_or(Error::FioMissing)?;
+        let size_bytes = Some(fill.size_bytes);
+        fio.fill(&fill.target, size_bytes, self.interrupt, &mut || tick(&written_bytes)).map(drop)
     }
 }
 

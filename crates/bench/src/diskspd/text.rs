@@ -86,6 +86,28 @@ fn target(out: &mut String, profile: &Profile, path: &str) {
     };
     line(format!("think time: {think}ms"));
     line(format!("burst size: {burst}"));
+    data(profile, &mut line);
+    requests(profile, &mut line);
+    range(profile, &mut line);
+    threads(profile, &mut line);
+    if let Some(asked) = &profile.distribution {
+        line("IO Distribution:".to_owned());
+        for range in distribution::asked(asked) {
+            line(match asked {
+                Distribution::Percent(_) => format!(
+                    "   {:>3}% of IO => [{:>2}% - {:>3}%) of target",
+                    range.io_percent,
+                    range.from,
+                    range.from + range.length
+                ),
+                Distribution::Absolute(_) => absolute(&range),
+            });
+        }
+    }
+}
+
+/// What is written, and what caches it.
+fn data(profile: &Profile, line: &mut impl FnMut(String)) {
     line(match profile.cache {
         Cache::Cached | Cache::Mapped => "using software cache".to_owned(),
         Cache::Unbuffered => "software cache disabled".to_owned(),
@@ -113,6 +135,10 @@ fn target(out: &mut String, profile: &Profile, path: &str) {
         100 => "performing write test".to_owned(),
         w => format!("performing mix test (read/write ratio: {}/{w})", 100 - w),
     });
+}
+
+/// Their size, order and number.
+fn requests(profile: &Profile, line: &mut impl FnMut(String)) {
     line(format!("block size: {}", size(profile.block_bytes)));
     let align = size(profile.align_bytes());
     line(match profile.access {
@@ -128,6 +154,10 @@ fn target(out: &mut String, profile: &Profile, path: &str) {
         }
         true => "relative IO weight in thread pool: 1".to_owned(),
     });
+}
+
+/// Which part of the target, and what the system is told of it.
+fn range(profile: &Profile, line: &mut impl FnMut(String)) {
     if profile.base_bytes > 0 {
         line(format!("base file offset: {}", size(profile.base_bytes)));
     }
@@ -143,6 +173,10 @@ fn target(out: &mut String, profile: &Profile, path: &str) {
     if profile.random_hint {
         line("using FILE_FLAG_RANDOM_ACCESS hint".to_owned());
     }
+}
+
+/// Who does it, and how fast at most.
+fn threads(profile: &Profile, line: &mut impl FnMut(String)) {
     if !profile.total_threads {
         line(format!("threads per file: {}", profile.threads));
         if profile.outstanding > 1 {
@@ -159,20 +193,6 @@ fn target(out: &mut String, profile: &Profile, path: &str) {
         Some(Rate::Iops(iops)) => line(format!("throughput rate-limited to {iops} IOPS")),
         Some(Rate::BytesPerMs(bytes)) => line(format!("throughput rate-limited to {bytes} B/ms")),
         None => {}
-    }
-    if let Some(asked) = &profile.distribution {
-        line("IO Distribution:".to_owned());
-        for range in distribution::asked(asked) {
-            line(match asked {
-                Distribution::Percent(_) => format!(
-                    "   {:>3}% of IO => [{:>2}% - {:>3}%) of target",
-                    range.io_percent,
-                    range.from,
-                    range.from + range.length
-                ),
-                Distribution::Absolute(_) => absolute(&range),
-            });
-        }
     }
 }
 

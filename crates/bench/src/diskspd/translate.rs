@@ -204,6 +204,9 @@ fn rate(
         extra.push(("thinktime", format!("{pause_ms}ms")));
         extra.push(("thinktime_blocks", requests.to_string()));
         if requests < profile.outstanding {
+            // fio counts requests that ended: of a deeper queue more begin meanwhile, up to twice as
+            // many as the burst has.
+            job.depth = requests;
             warnings.push("-i: fio keeps no more requests in flight than a burst has".to_owned());
         }
     }
@@ -260,7 +263,10 @@ mod tests {
             ("-f4M -B1M f", &["--size=3145728"]),
             ("-t2 -T1M f", &["--offset_increment=1048576"]),
             ("-D250 f", &["--rw=read"]),
-            ("-i8 -j5 f", &["--thinktime=5ms", "--thinktime_blocks=8"]),
+            ("-i8 -j5 -o4 f", &["--iodepth=4", "--thinktime=5ms", "--thinktime_blocks=8"]),
+            ("-i8 -j5 -o16 f", &["--iodepth=8", "--thinktime=5ms", "--thinktime_blocks=8"]),
+            ("-g1 -w1 f", &["--rate=990,10"]),
+            ("-g1i -w30 f", &["--rate_iops=1,1"]),
             ("-I1 f", &["--prioclass=3"]),
             ("-I2 f", &["--prio=7"]),
             ("-l f", &["--iomem=mmaphuge"]),

@@ -127,7 +127,8 @@ fn of_job(job: &Job) -> Vec<(String, String)> {
         // fio limits reads and writes each by itself.
         Some(rate) if job.pattern.is_mixed() => {
             let writes = rate * u64::from(job.write_percent) / 100;
-            add("rate_iops", format!("{},{writes}", rate - writes));
+            // 0 would be no limit.
+            add("rate_iops", format!("{},{}", (rate - writes).max(1), writes.max(1)));
         }
         Some(rate) => add("rate_iops", rate.to_string()),
         None => {}

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use crate::cpu::{CpuUse, Snapshot};
 use crate::error::Error;
-use crate::fio::arguments::{self, Logs, Options};
-use crate::fio::output::{self, Output};
+use crate::fio::arguments::{self, Logs, Options, shell};
+use crate::fio::output::{self, Output, shown};
 use crate::fio::series::{self, Series};
 use crate::job::Job;
 use crate::limits::{FIO_OUTPUT_BYTES, FIO_SAID_BYTES};
@@ -43,6 +43,8 @@ pub struct FioRun {
     pub cpus: Vec<CpuUse>,
     /// How many threads there were.
     pub threads: u32,
+    /// Time in which it stood still, in seconds: see [`os::Ended::paused_s`].
+    pub paused_s: f64,
     /// As one would type it.
     pub command: String,
 }
@@ -51,7 +53,7 @@ impl Fio {
     /// The fio that the environment names with `FIO`, or that is on the path.
     ///
     /// # Errors
-    /// [`Error::FioMissing`], [`Error::FioTooOld`], or that it fails.
+    /// [`Error::FioMissing`], [`Error::NotFio`], [`Error::FioTooOld`], or that it fails.
     pub fn find(interrupt: &Interrupt) -> Result<Fio, Error> {
         let program = std::env::var_os("FIO").filter(|name| !name.is_empty());
         Fio::at(program.map_or_else(|| PathBuf::from("fio"), PathBuf::from), interrupt)
@@ -69,13 +71,19 @@ impl Fio {
                 other => other,
             },
         )?;
-        fio.version = ended.output.trim().to_owned();
-        let old = || Error::FioTooOld { found: fio.version.clone(), needed: OLDEST_NAME };
         if !ended.status.success() {
-            return Err(fio.failed(&ended, "fio --version".to_owned()));
+            return Err(fio.failed(&ended, shell(&fio.name(), &["--version".to_owned()])));
         }
-        if version(&fio.version).ok_or_else(old)? < OLDEST {
-            return Err(old());
+        fio.version = shown(ended.output.trim());
+        match version(&fio.version) {
+            None => {
+                let printed = first_line(&[&ended.output, &ended.errors]);
+                return Err(Error::NotFio { program: fio.name(), printed });
+            }
+            Some(found) if found < OLDEST => {
+                return Err(Error::FioTooOld { found: fio.version, needed: OLDEST_NAME });
+            }
+            Some(_) => {}
         }
         fio.engine = fio.best_engine(interrupt)?;
         Ok(fio)
@@ -90,6 +98,11 @@ impl Fio {
     /// forbidden or not built in.
     pub fn engine(&self) -> &str {
         &self.engine
+    }
+
+    /// The program, as it is repeated in a message.
+    fn name(&self) -> String {
+        shown(&self.program.display().to_string())
     }
 
     fn best_engine(&self, interrupt: &Interrupt) -> Result<String, Error> {
@@ -173,7 +186,7 @@ impl Fio {
         if !ended.status.success() {
             return Err(self.failed(&ended, command));
         }
-        let said = ended.errors.chars().take(FIO_SAID_BYTES).collect();
+        let said = os::harmless(&ended.errors.chars().take(FIO_SAID_BYTES).collect::<String>());
         let output = match output::parse(&ended.output) {
             Ok(output) => output,
             Err(detail) => return Err(Error::FioOutput { detail, command, said }),
@@ -184,7 +197,8 @@ impl Fio {
         }
         let series = self.series(job, &output, logs.path(), interval_ms);
         let threads = job.threads.saturating_mul(options.sections.len() as u32);
-        Ok(FioRun { output, raw: ended.output, series, cpus, threads, command })
+        let (raw, paused_s) = (ended.output, ended.paused_s);
+        Ok(FioRun { output, raw, series, cpus, threads, paused_s, command })
     }
 
     fn series(&self, job: &Job, output: &Output, logs: &Path, interval_ms: u64) -> Vec<Series> {
@@ -234,6 +248,13 @@ const ONE_AT_A_TIME: &str = "psync";
 /// Bytes of one request of a fill.
 const FILL_BLOCK_BYTES: u64 = 1 << 20;
 
+/// The first line that says anything, in quotes.
+fn first_line(texts: &[&str]) -> String {
+    let lines = texts.iter().flat_map(|text| text.lines());
+    let said = lines.map(str::trim).find(|line| !line.is_empty());
+    said.map_or_else(|| "nothing".to_owned(), |line| format!("`{}`", shown(line)))
+}
+
 /// `fio-3.33-12-gabcd` is (3, 33).
 fn version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.strip_prefix("fio-")?.split(|c: char| !c.is_ascii_digit());
@@ -273,6 +294,29 @@ mod tests {
         let (_directory, path) = fake("echo fio-2.16");
         let old = Fio::at(path, &never).unwrap_err().to_string();
         assert!(old.contains("fio-2.16 is too old: fio-3.12"), "{old}");
+    }
+
+    #[test]
+    fn a_program_that_is_not_fio_is_quoted_and_cannot_do_harm() {
+        for (script, printed) in [
+            ("echo 'ls (GNU coreutils) 9.1'; echo more", "`ls (GNU coreutils) 9.1`"),
+            ("echo; printf '\\033[2Jbell\\007\\n'", "`?[2Jbell?`"),
+            ("echo 'no such option' >&2", "`no such option`"),
+            ("exit 0", "nothing"),
+        ] {
+            let (_directory, path) = fake(script);
+            let name = path.display().to_string();
+            let error = Fio::at(path, &Interrupt::never()).unwrap_err().to_string();
+            let begin =
+                format!("{} is not fio: asked for its version it printed {printed};", shown(&name));
+            assert!(error.starts_with(&begin) && error.contains("apt install fio"), "{error:?}");
+        }
+        let (_directory, path) = fake("head -c 100000 /dev/zero | tr '\\0' x");
+        let error = Fio::at(path, &Interrupt::never()).unwrap_err().to_string();
+        assert!(error.len() < 500 && error.contains("xxx"), "{error:.600}");
+        let (_directory, path) = fake("printf 'not for you\\033[2J\\n' >&2; exit 1");
+        let error = Fio::at(path, &Interrupt::never()).unwrap_err().to_string();
+        assert!(error.ends_with("--version\nnot for you?[2J"), "{error:?}");
     }
 
     #[test]

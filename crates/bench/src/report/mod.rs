@@ -20,7 +20,7 @@ mod plots;
 mod repeat;
 mod tables;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flagstone_plot::Figure as Picture;
 use serde::{Deserialize, Serialize};
@@ -55,6 +55,26 @@ pub struct Run {
 }
 
 impl Run {
+    /// Reads several, each of them another: one that is given twice would count its repetitions
+    /// twice, and differences would seem surer than they are.
+    ///
+    /// # Errors
+    /// As [`Run::read`]; [`Error::Usage`] for one that is given twice.
+    pub fn read_all(paths: &[PathBuf]) -> Result<Vec<Run>, Error> {
+        // What cannot be resolved is found out when it is read.
+        let file = |path: &PathBuf| results::file(path).canonicalize().ok();
+        for (at, path) in paths.iter().enumerate() {
+            let own = file(path);
+            if own.is_some() && paths[..at].iter().any(|other| file(other) == own) {
+                return Err(Error::Usage(format!(
+                    "{} is given twice: give each result once",
+                    path.display()
+                )));
+            }
+        }
+        paths.iter().map(|path| Run::read(path)).collect()
+    }
+
     /// Reads a directory of a run, or a file of lines.
     ///
     /// # Errors

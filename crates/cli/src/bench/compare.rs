@@ -9,7 +9,7 @@ use crate::exit::Exit;
 use crate::output::{complain, print};
 
 pub(super) fn run(args: &CompareArgs) -> Result<Exit, Error> {
-    let runs = args.results.iter().map(|path| Run::read(path)).collect::<Result<Vec<_>, _>>()?;
+    let runs = Run::read_all(&args.results)?;
     let comparison = comparison(&runs);
     if args.fail_if_slower.is_some() && comparison.names().len() < 2 {
         return Err(Error::usage("--fail-if-slower needs two results, or a result of two targets"));

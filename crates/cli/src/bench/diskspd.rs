@@ -56,6 +56,13 @@ pub(super) fn run(args: &DiskspdArgs) -> Result<Exit, Error> {
         power_scheme: read(GOVERNOR),
     };
     let run = fio.measure(&translation.job, &translation.target, &interrupt, &mut || {})?;
+    if run.paused_s > 0.0 {
+        complain(&format!(
+            "flagstone: warning: fio stood still for {:.1} s in the midst, stopped by a signal or \
+             asleep with the machine: measure again\n",
+            run.paused_s
+        ));
+    }
     let report = Report::new(profile, system, &run, &sizes?)?;
     let text = match profile.format {
         Format::Text => report.text(),

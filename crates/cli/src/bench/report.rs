@@ -10,11 +10,7 @@ use crate::exit::Exit;
 use crate::output::{complain, print};
 
 pub(super) fn run(args: &ReportArgs) -> Result<Exit, Error> {
-    let mut runs = Vec::new();
-    for path in &args.results {
-        runs.push(Run::read(path)?);
-    }
-    let report = Report::new(runs);
+    let report = Report::new(Run::read_all(&args.results)?);
     let html = report.html();
     if let Some(directory) = &args.files {
         let count = report.write_files(directory)?;

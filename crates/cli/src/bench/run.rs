@@ -91,7 +91,7 @@ fn fio_for(plan: &Plan, interrupt: &Interrupt) -> Result<Option<Fio>, Error> {
         true => Fio::find(interrupt).map(Some),
         false if plan.initiator == Choice::Flagstone => Ok(None),
         false => match Fio::find(interrupt) {
-            Err(Error::FioMissing | Error::FioTooOld { .. }) => Ok(None),
+            Err(error) if error.is_lack_of_fio() => Ok(None),
             found => found.map(Some),
         },
     }
@@ -114,6 +114,7 @@ fn measure(
             plan.repetitions
         ));
     }
+    plan.left_out().iter().for_each(|text| watch.note(text));
     let initiator = Initiator::of_machine();
     let campaign =
         Campaign { plan, store, fio, generator: &generator, initiator: &initiator, interrupt };

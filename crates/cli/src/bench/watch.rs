@@ -82,8 +82,12 @@ impl Watcher for Watch {
     fn done(&mut self, record: &Record) {
         let p99 =
             record.latency_p99_us.map_or_else(|| "-".to_owned(), |us| format!("{:.3}", us / 1e3));
+        let paused = match record.measurement.paused_s {
+            s if s > 0.0 => format!("  but it stood still for {s:.1} s"),
+            _ => String::new(),
+        };
         self.line(&format!(
-            "{:<24} {:<20} {:>3}  {:>11} IOPS {:>10} MB/s  mean {:.3} ms  p99 {p99} ms",
+            "{:<24} {:<20} {:>3}  {:>11} IOPS {:>10} MB/s  mean {:.3} ms  p99 {p99} ms{paused}",
             record.job,
             record.target,
             record.repetition + 1,

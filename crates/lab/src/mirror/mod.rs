@@ -27,6 +27,7 @@ use flagstone_bench::job::{Job, Pattern};
 use flagstone_bench::nature::{Nature, Origin};
 use flagstone_bench::os::Interrupt;
 use flagstone_bench::results::{SCHEMA_VERSION, Store};
+use flagstone_bench::served;
 use flagstone_bench::stats::median;
 use flagstone_bench::target::{Place, Target};
 use flagstone_cloud::{Catalogue, Configuration};
@@ -233,7 +234,7 @@ impl Lab<'_> {
         let mut found = Vec::new();
         for row in &ROWS {
             let job = self.options.loopback_job(row);
-            let (results, _) = self.generator.measure(&job, &uri, self.interrupt, &mut || {})?;
+            let results = self.generator.measure(&job, &uri, self.interrupt, &mut || {})?.results;
             found.push(results.total.map_or(0.0, |total| total.latency_us.p50));
         }
         self.pair.b.stop(self.interrupt)?;
@@ -277,8 +278,8 @@ impl Lab<'_> {
                 Disks { write_latency_us: found.write_latency_us, link_us: 0, machine: None };
             self.pair.a.configure(&disks.configuration(&self.pair, 0, &SETUPS[..1]))?;
             self.pair.a.start(self.interrupt)?;
-            self.generator.fill(&uri, HOT_BYTES, self.interrupt, &mut || {})?;
-            let (results, _) = self.generator.measure(&job, &uri, self.interrupt, &mut || {})?;
+            served::fill(&uri, HOT_BYTES, self.interrupt, &mut |_| {})?;
+            let results = self.generator.measure(&job, &uri, self.interrupt, &mut || {})?.results;
             self.pair.a.stop(self.interrupt)?;
             let Some(total) = results.total else { continue };
             ways_us.push((total.latency_us.mean - found.write_latency_us as f64).max(0.0));

@@ -209,9 +209,8 @@ fn link(
     watcher.begin("measuring the link", runtime_ms as f64 / 1e3);
     let job = Job { name: "link".to_owned(), ramp_ms: 0, runtime_ms, ..Job::default() };
     let generator = Generator { program: options.common.program.clone() };
-    let (results, _) =
-        generator.measure(&job, &target.address(), interrupt, &mut || watcher.tick())?;
-    let found = results.total.map(|total| total.latency_us.mean);
+    let run = generator.measure(&job, &target.address(), interrupt, &mut || watcher.tick())?;
+    let found = run.results.total.map(|total| total.latency_us.mean);
     Ok(found.map(|round_trip_us| Link { is_measured: true, round_trip_us }))
 }
 

@@ -128,7 +128,7 @@ impl Common {
             return Ok(None);
         }
         match Fio::find(interrupt) {
-            Err(BenchError::FioMissing | BenchError::FioTooOld { .. }) => Ok(None),
+            Err(error) if error.is_lack_of_fio() => Ok(None),
             found => Ok(Some(found?)),
         }
     }

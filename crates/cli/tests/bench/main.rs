@@ -1,98 +1,13 @@
 //! `flagstone bench` as its users and their scripts see it: with a fio of our own that does what is
 //! asked, breaks or fails, and once with the real one over NBD.
 
+mod served;
+mod support;
+
 use std::fs;
-use std::io::{BufRead as _, BufReader};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Stdio;
 
-use flagstone_bench::os::Interrupt;
-use flagstone_bench::precondition::is_served_filled;
-
-/// A fio that measures nothing: each measurement is 1 IOPS better than the one before, from what
-/// `iops` beside it says. `fail-at` holds the number of the measurement that fails, `break-at` of
-/// the one that prints broken JSON, `hang-at` of the one that does not end.
-const FAKE_FIO: &str = r#"#!/bin/sh
-here=$(dirname "$0")
-case "$*" in
-*--version*) cat "$here/version"; exit 0 ;;
-*name=probe*|*name=fill*) exit 0 ;;
-esac
-count=$(($(cat "$here/count") + 1))
-echo "$count" >"$here/count"
-is_at() { [ -f "$here/$1" ] && [ "$(cat "$here/$1")" = "$count" ]; }
-if is_at fail-at; then echo "fio: it went up in smoke" >&2; exit 1; fi
-if is_at break-at; then echo '{"fio version": "fio-3.33", "jobs": [{"read": {'; echo "oh dear" >&2; exit 0; fi
-if is_at hang-at; then echo >"$here/hanging"; exec sleep 1000; fi
-iops=$(($(cat "$here/iops") + count))
-side="{\"io_bytes\": $((iops * 4096)), \"total_ios\": $iops, \"iops\": $iops, \"bw_bytes\": $((iops * 4096)), \"runtime\": 1000,
-\"lat_ns\": {\"min\": 100, \"max\": 90000, \"mean\": $((1000000000 / iops)), \"stddev\": 5, \"N\": $iops,
-\"bins\": {\"1000\": $((iops - 1)), \"80000\": 1}}}"
-echo "{\"fio version\": \"fio-3.33\", \"jobs\": [{\"jobname\": \"j\", \"error\": 0, \"read\": $side}]}"
-"#;
-
-/// A directory with the fake fio, in which commands are run.
-struct Bench {
-    directory: tempfile::TempDir,
-}
-
-impl Bench {
-    fn new() -> Bench {
-        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-        let bench = Bench { directory };
-        bench.say("fio", FAKE_FIO);
-        fs::set_permissions(bench.path("fio"), fs::Permissions::from_mode(0o755)).expect("a mode");
-        bench.say("version", "fio-3.33");
-        bench.say("count", "0");
-        bench.say("iops", "1000");
-        bench
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn say(&self, name: &str, text: &str) {
-        fs::write(self.path(name), text).expect("it can be written");
-    }
-
-    fn read(&self, name: &str) -> String {
-        fs::read_to_string(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
-        command
-            .arg("bench")
-            .args(line.split_whitespace())
-            .current_dir(self.directory.path())
-            .env("FIO", self.path("fio"))
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, line: &str) -> Output {
-        self.command(line).output().expect("the program runs")
-    }
-
-    /// Runs it and expects an exit code; gives what it printed.
-    fn ends(&self, line: &str, code: i32) -> (String, String) {
-        let output = self.run(line);
-        let (out, errors) = (text(&output.stdout), text(&output.stderr));
-        assert_eq!(output.status.code(), Some(code), "{line}\n{out}\n{errors}");
-        (out, errors)
-    }
-
-    fn results(&self, run: &str) -> Vec<serde_json::Value> {
-        let lines = self.read(&format!("{run}/results.jsonl"));
-        lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
-    }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("it prints text")
-}
+use crate::support::{Bench, send, text, wait_for, wait_until};
 
 #[test]
 fn a_run_a_list_a_comparison_and_a_report() {
@@ -231,6 +146,10 @@ fn a_fio_that_is_missing_or_old_says_what_to_install() {
     bench.say("version", "fio-2.16");
     let (_, errors) = bench.ends("run quick ./x --results r", 1);
     assert!(errors.contains("fio-2.16 is too old") && errors.contains("fio-3.12"), "{errors}");
+    bench.say("version", "ls (GNU coreutils) 9.1\nCopyright");
+    let (_, errors) = bench.ends("run quick ./x --results r", 1);
+    let said = "fio is not fio: asked for its version it printed `ls (GNU coreutils) 9.1`; install";
+    assert!(errors.contains(said), "{errors}");
     fs::remove_file(bench.path("fio")).expect("it was there");
     for line in ["run quick ./x --results r", "diskspd -r ./x"] {
         let (_, errors) = bench.ends(line, 1);
@@ -274,7 +193,7 @@ fn an_interrupted_run_goes_on() {
     let mut running =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     wait_for(&bench.path("hanging"), &mut running);
-    signal(&running, "INT");
+    send(&running.id().to_string(), "INT");
     let output = running.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(4));
     let errors = text(&output.stderr);
@@ -284,6 +203,54 @@ fn an_interrupted_run_goes_on() {
     assert_eq!(bench.results("r").len(), 16);
     let (_, errors) = bench.ends("resume none", 1);
     assert!(errors.contains("none/campaign.json"), "{errors}");
+}
+
+/// The second measurement is stopped until bench has looked at it.
+#[test]
+fn a_measurement_that_was_stopped_in_the_midst_is_told() {
+    let bench = Bench::new();
+    bench.say("stop-at", "2");
+    let mut command = bench.command("run quick ./x --size 1m --results r --repetitions 1");
+    let mut running =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    wait_for(&bench.path("stopping"), &mut running);
+    let fio = bench.read("stopping").trim().to_owned();
+    wait_until(|| proc(&fio, "stat").contains(") T "));
+    // It sleeps between looks: after two more sleeps a whole look lies behind it.
+    let slept = sleeps(running.id());
+    wait_until(|| sleeps(running.id()) > slept + 1);
+    send(&fio, "CONT");
+    let output = running.wait_with_output().expect("it ends");
+    let (out, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    let told: Vec<&str> =
+        errors.lines().filter(|line| line.contains("but it stood still for ")).collect();
+    let results = bench.results("r");
+    let paused_s = |at: usize| results[at]["measurement"]["paused_s"].as_f64().expect("a number");
+    assert!(
+        paused_s(1) > 0.0 && told.iter().any(|line| line.starts_with(&job(&results[1]))),
+        "{errors}"
+    );
+    let said = format!("{} on ./x, repetition 1 (", job(&results[1]));
+    assert!(out.contains("stood still in the midst") && out.contains(&said), "{out}");
+    bench.ends("report r", 0);
+    assert!(bench.read("report.html").contains("stood still in the midst"));
+}
+
+fn job(result: &serde_json::Value) -> String {
+    result["job"].as_str().expect("a name").to_owned()
+}
+
+/// Of a process: a file of the kernel's.
+fn proc(pid: &str, file: &str) -> String {
+    fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
+}
+
+/// How often a process went to sleep.
+fn sleeps(pid: u32) -> u64 {
+    let status = proc(&pid.to_string(), "status");
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.and_then(|count| count.trim().parse().ok()).expect("it runs")
 }
 
 #[test]
@@ -300,6 +267,12 @@ fn slower_ends_with_its_own_code() {
     bench.ends("compare slow fast --fail-if-slower 5%", 0);
     bench.ends("compare fast slow --fail-if-slower 200%", 0);
     bench.ends("compare fast --fail-if-slower 5%", 2);
+    // Its repetitions would count twice.
+    for line in ["compare fast slow fast", "compare fast ./fast/", "report fast fast/results.jsonl"]
+    {
+        let (out, errors) = bench.ends(line, 2);
+        assert!(out.is_empty() && errors.contains(" is given twice: give each"), "{errors}");
+    }
     bench.ends("report fast slow -o both.html", 0);
     assert!(bench.read("both.html").contains("fewer IOPS"));
 
@@ -377,206 +350,4 @@ fn diskspd_command_lines() {
     bench.say("fail-at", "3");
     let (out, errors) = bench.ends(line, 1);
     assert!(out.is_empty() && errors.contains("it went up in smoke"), "{errors}");
-}
-
-/// Until a file is there: something has happened in a process that is running.
-#[allow(
-    clippy::disallowed_methods,
-    reason = "it waits for another process, outside of any executor"
-)]
-fn wait_for(path: &Path, running: &mut Child) {
-    while !path.exists() {
-        let ended = running.try_wait().expect("it can be looked at");
-        assert!(ended.is_none(), "it ended before: {ended:?}");
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-}
-
-fn signal(child: &Child, name: &str) {
-    let killed = Command::new("kill").arg(format!("-{name}")).arg(child.id().to_string()).status();
-    assert!(killed.expect("kill runs").success());
-}
-
-/// A server that ends when it goes out of scope.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A server of four volumes of memory, `a` to `d`, and its addresses over NBD and NVMe/TCP.
-/// Writes to the first 1 MiB alone.
-const PART: &str = r#"name = "part"
-title = "a part"
-[defaults]
-ramp = "0s"
-runtime = "100ms"
-size = "1m"
-[[job]]
-name = "write"
-rw = "randwrite"
-"#;
-
-fn served() -> (Server, String, String) {
-    served_with_api("none")
-}
-
-fn served_with_api(api: &str) -> (Server, String, String) {
-    let mut serve = Command::new(env!("CARGO_BIN_EXE_flagstone"));
-    serve.args(["serve", "--cores", "1", "--api", api]);
-    serve.args(["a", "b", "c", "d"].map(|name| format!("--volume={name}=memory:16MiB")));
-    serve.args(["--listen", "nbd://127.0.0.1:0", "--listen", "nvme-tcp://127.0.0.1:0"]);
-    let mut child = serve.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
-    let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
-    let server = Server(child);
-    let addresses: Vec<String> = lines
-        .by_ref()
-        .map_while(Result::ok)
-        .filter_map(|line| line.strip_prefix("listening on ").map(str::to_owned))
-        .take(2)
-        .collect();
-    let of = |scheme: &str| addresses.iter().find(|a| a.starts_with(scheme)).expect("it listens");
-    let (nbd, nvme) = (of("nbd://").clone(), of("nvme-tcp://").clone());
-    (server, nbd, nvme)
-}
-
-fn has_nbd() -> bool {
-    let engine = Command::new("fio").arg("--enghelp=nbd").output();
-    let has = engine.is_ok_and(|o| o.status.success() && text(&o.stdout).contains("uri"));
-    if !has {
-        eprintln!("SKIPPED: there is no fio here, or it has no nbd engine");
-    }
-    has
-}
-
-/// What a served volume is made of is asked of its server, where that is on this machine.
-#[test]
-fn a_server_is_asked_what_its_volumes_are() {
-    let bench = Bench::new();
-    bench.say("part.toml", PART);
-    let socket = bench.directory.path().join("api");
-    let (_server, _, nvme) = served_with_api(socket.to_str().expect("UTF-8"));
-    let nvme = format!("{nvme}/nqn.2026-01.io.flagstone:a");
-    let line = format!(
-        "run ./part.toml t={nvme} --repetitions 1 --initiator flagstone --destroy-data {nvme} --api"
-    );
-    bench.ends(&format!("{line} {} --results r", socket.display()), 0);
-    assert_eq!(bench.results("r")[0]["nature"], "memory");
-    assert!(bench.read("r/campaign.json").contains("devices memory:16MiB"));
-    let (_, said) = bench.ends(&format!("{line} {}x --results s", socket.display()), 2);
-    assert!(said.contains("no server answers"), "{said}");
-}
-
-/// Every kind of job of every suite, short: what a job needs of a target, such as its size, is there
-/// for served volumes too.
-#[test]
-fn every_suite_runs_over_nbd() {
-    if !has_nbd() {
-        return;
-    }
-    let bench = Bench::new();
-    let (_server, nbd, _) = served();
-    for suite in [
-        "quick",
-        "latency",
-        "sweep",
-        "mirror",
-        "fabric",
-        "provisioned-iops",
-        "gcp-pd",
-        "gcp-local-ssd",
-    ] {
-        // Fewer of what differs in a number alone.
-        let (jobs, _) = bench.ends(&format!("list --suite {suite}"), 0);
-        let jobs = jobs
-            .replace("\"16k\", \"64k\", \"256k\", ", "")
-            .replace("[1, 4, 16, 64]", "[1, 64]")
-            .replace("[1, 32, 128]", "[128]")
-            .replace("[1, 2, 3, 4]", "[1, 4]");
-        bench.say("suite.toml", &jobs);
-        let disks: Vec<String> = match suite {
-            "fabric" => ["a", "b", "c", "d"].map(|name| format!("{nbd}/{name}")).into(),
-            _ => vec![format!("{nbd}/a")],
-        };
-        let consent: String = disks.iter().map(|disk| format!(" --destroy-data {disk}")).collect();
-        let line = format!(
-            "run ./suite.toml t={} --ramp 0s --runtime 100ms --repetitions 1 --results {suite}{consent}",
-            disks.join(",")
-        );
-        let output = bench.command(&line).env_remove("FIO").output().expect("the program runs");
-        assert_eq!(output.status.code(), Some(0), "{suite}: {}", text(&output.stderr));
-        let results = bench.results(suite);
-        assert!(!results.is_empty());
-        for result in &results {
-            assert!(result["iops"].as_f64() > Some(0.0), "{suite}: {result}");
-            let server = &result["measurement"]["server"];
-            assert_eq!(server["program"], "flagstone", "{suite}: the server is on this machine");
-        }
-        let environment: serde_json::Value =
-            serde_json::from_str(&bench.read(&format!("{suite}/environment.json"))).expect("JSON");
-        assert_eq!(environment["disks"][&disks[0]]["size_bytes"], 16 << 20, "{suite}");
-        assert!(text(&output.stdout).contains("server, of one CPU"), "{suite}");
-        let warned = text(&output.stderr).contains("has no durable writes");
-        assert_eq!(warned, matches!(suite, "mirror" | "latency"), "{suite}");
-    }
-}
-
-#[test]
-fn the_real_fio_over_nbd_and_our_generator_over_nvme_tcp() {
-    if !has_nbd() {
-        return;
-    }
-    let bench = Bench::new();
-    let (_server, nbd, nvme) = served();
-    let (nbd, nvme) = (format!("{nbd}/a"), format!("{nvme}/nqn.2026-01.io.flagstone:a"));
-    bench.say(
-        "stack.toml",
-        "[server]\nlisten = [\"nbd://127.0.0.1:0\"]\n[volume.a]\ndevice = \"memory:16MiB\"\n",
-    );
-    let line = format!(
-        "run quick nbd={nbd} nvme={nvme} --runtime 100ms --repetitions 1 --results r --stack stack.toml \
-         --destroy-data {nbd} --destroy-data {nvme} --initiator flagstone"
-    );
-    let output = bench.command(&line).env_remove("FIO").output().expect("the program runs");
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let results = bench.results("r");
-    assert_eq!(results.len(), 8);
-    for result in &results {
-        assert!(result["iops"].as_f64() > Some(0.0), "{result}");
-        assert!(result["latency_p99_us"].as_f64() > Some(0.0), "{result}");
-        assert_eq!(result["nature"], "memory", "the stack says so");
-        let tool = result["tool"].as_str().expect("text");
-        assert_eq!(tool == "flagstone load", result["target"] == "nvme", "{tool}");
-    }
-    bench.ends("report r", 0);
-    assert!(bench.read("report.html").contains("nbd [MEMORY]"));
-    // All jobs of the page but its fill, also those whose threads begin at increments.
-    let line = format!(
-        "run gcp-pd nvme={nvme} --ramp 0s --runtime 100ms --repetitions 1 --results page \
-         --destroy-data {nvme} --initiator flagstone"
-    );
-    bench.ends(&line, 0);
-    assert_eq!(bench.results("page").len(), 8);
-    // What holds nothing is filled before it is measured, through fio or our own generator, also
-    // where what is measured does not reach.
-    bench.say("part.toml", PART);
-    for initiator in ["nbd", "nvme"] {
-        let (_another, nbd, nvme) = served();
-        let fresh = match initiator {
-            "nbd" => format!("{nbd}/a"),
-            _ => format!("{nvme}/nqn.2026-01.io.flagstone:a"),
-        };
-        let is_filled = || is_served_filled(&fresh, &Interrupt::never()).expect("it can be read");
-        assert!(!is_filled(), "{fresh}");
-        let line = format!(
-            "run ./part.toml {initiator}={fresh} --repetitions 1 --results {initiator} \
-             --destroy-data {fresh} --initiator flagstone"
-        );
-        let output = bench.command(&line).env_remove("FIO").output().expect("the program runs");
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        assert!(is_filled(), "{fresh}");
-    }
 }

@@ -1,0 +1,211 @@
+//! Served volumes before they are measured: looked at and filled through their server, in this
+//! process, so that it is known how far a fill is.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use flagstone_blockdev::{IoError, SharedDevice};
+use flagstone_control::device_spec::DeviceSpec;
+use flagstone_control::stack::{OpenOptions, open_device};
+use flagstone_runtime::time::timeout;
+use flagstone_runtime::{Config as RuntimeConfig, buf, random_u64, run as run_cores, spawn};
+
+use crate::error::Error;
+use crate::os::Interrupt;
+use crate::precondition::{SAMPLE_BYTES, places};
+
+/// Memory for the few requests that are in flight, in bytes.
+const MEMORY_BYTES: usize = 64 << 20;
+/// Bytes of one request of a fill.
+const FILL_BLOCK_BYTES: u64 = 1 << 20;
+/// Requests of a fill in flight.
+const FILL_DEPTH: u16 = 8;
+/// How often a fill is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Whether data is everywhere that is looked, as of a file.
+///
+/// # Errors
+/// [`Error::Served`] where it cannot be read, and the user's interruption.
+pub fn is_filled(name: &str, interrupt: &Interrupt) -> Result<bool, Error> {
+    let options =
+        OpenOptions { read_only: true, block_bytes: None, queues: None, queue_depth: None };
+    let found = on("cannot look at what a served volume holds", name, &options, async |device| {
+        has_data(&device, interrupt).await
+    })?;
+    interrupt.check()?;
+    Ok(found)
+}
+
+/// Writes the first `size_bytes` once, in order, with data that no disk can compress or has already,
+/// and makes them durable. `tick` is called again and again with how many are written.
+///
+/// # Errors
+/// [`Error::Served`] where it cannot be written, and the user's interruption.
+pub fn fill(
+    name: &str,
+    size_bytes: u64,
+    interrupt: &Interrupt,
+    tick: &mut dyn FnMut(u64),
+) -> Result<(), Error> {
+    // Blocks of 512 bytes where the size needs them, the volume's own where it does not.
+    let block_bytes = (!size_bytes.is_multiple_of(4096)).then_some(512);
+    let queue_depth = Some(FILL_DEPTH);
+    let options = OpenOptions { read_only: false, block_bytes, queues: None, queue_depth };
+    on("cannot fill a served volume", name, &options, async |device| {
+        let fill = Rc::new(Fill::new(device.clone(), size_bytes));
+        let writers: Vec<_> = (0..FILL_DEPTH)
+            .map(|_| {
+                let fill = fill.clone();
+                spawn(async move { fill.write_rest().await }).abort_on_drop()
+            })
+            .collect();
+        for mut writer in writers {
+            while timeout(LOOK, writer.handle()).await.is_err() {
+                tick(fill.written_bytes.get());
+                if interrupt.is_raised() {
+                    return Ok(());
+                }
+            }
+        }
+        tick(fill.written_bytes.get());
+        match fill.failed.take() {
+            Some(error) => Err(error),
+            None => device.flush().await,
+        }
+    })?;
+    interrupt.check()
+}
+
+/// Opens a volume and does something with it, on a runtime of one core of its own.
+fn on<T>(
+    what: &'static str,
+    name: &str,
+    options: &OpenOptions,
+    work: impl AsyncFnOnce(SharedDevice) -> Result<T, IoError>,
+) -> Result<T, Error> {
+    let failed = |problem: String| Error::Served { what, problem };
+    let spec: DeviceSpec = name.parse().map_err(|error| failed(format!("{name}: {error}")))?;
+    let runtime =
+        RuntimeConfig { cores: 1, memory_bytes: MEMORY_BYTES, ..RuntimeConfig::default() };
+    let done = run_cores(&runtime, || async {
+        let device = open_device(&spec, options).await.map_err(|error| error.to_string())?;
+        work(device).await.map_err(|error| format!("{name}: {error}"))
+    });
+    done.map_err(|error| failed(error.to_string()))?.map_err(failed)
+}
+
+async fn has_data(device: &SharedDevice, interrupt: &Interrupt) -> Result<bool, IoError> {
+    let geometry = device.geometry();
+    let sample = SAMPLE_BYTES.max(geometry.block_bytes as usize);
+    for offset in places(geometry.size_bytes, sample as u64) {
+        let len = sample.min((geometry.size_bytes - offset) as usize);
+        let Some(place) = buf::try_alloc(len).filter(|_| !interrupt.is_raised()) else {
+            return Ok(false);
+        };
+        if device.read(offset, place).await?.iter().all(|byte| *byte == 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A fill that several writers do together.
+struct Fill {
+    device: SharedDevice,
+    size_bytes: u64,
+    /// Where the next request begins.
+    next: Cell<u64>,
+    written_bytes: Cell<u64>,
+    /// State of the random numbers that are written.
+    random: Cell<u64>,
+    /// The first error: the writers end.
+    failed: RefCell<Option<IoError>>,
+}
+
+impl Fill {
+    fn new(device: SharedDevice, size_bytes: u64) -> Fill {
+        let (next, written_bytes) = (Cell::new(0), Cell::new(0));
+        let (random, failed) = (Cell::new(random_u64()), RefCell::new(None));
+        Fill { device, size_bytes, next, written_bytes, random, failed }
+    }
+
+    /// Takes one request after the other until there is none left, or one failed.
+    async fn write_rest(&self) {
+        while self.failed.borrow().is_none() {
+            let offset = self.next.get();
+            let len = FILL_BLOCK_BYTES.min(self.size_bytes.saturating_sub(offset));
+            if len == 0 {
+                return;
+            }
+            self.next.set(offset + len);
+            let mut data = buf::alloc(len as usize).await;
+            self.fill_with_noise(&mut data);
+            match self.device.write(offset, data.freeze(), false).await {
+                Ok(()) => self.written_bytes.set(self.written_bytes.get() + len),
+                Err(error) => {
+                    self.failed.borrow_mut().get_or_insert(error);
+                }
+            }
+        }
+    }
+
+    /// Steele, Lea and Flood's SplitMix64 (2014).
+    fn fill_with_noise(&self, data: &mut [u8]) {
+        let mut state = self.random.get();
+        for place in data.chunks_mut(8) {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut mixed = state;
+            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            mixed ^= mixed >> 31;
+            place.copy_from_slice(&mixed.to_le_bytes()[..place.len()]);
+        }
+        self.random.set(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file stands for a served volume: both are opened as devices.
+    #[test]
+    fn a_fill_writes_all_once_and_tells_how_far_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("f");
+        let size_bytes = (20 << 20) + 512;
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(size_bytes).unwrap();
+        let name = path.display().to_string();
+        let never = Interrupt::never();
+        let mut told = Vec::new();
+        fill(&name, size_bytes, &never, &mut |written| told.push(written)).unwrap();
+        assert_eq!(told.last(), Some(&size_bytes));
+        assert!(told.is_sorted(), "{told:?}");
+        let data = std::fs::read(&path).unwrap();
+        assert_eq!(data.len() as u64, size_bytes);
+        let mut blocks: Vec<&[u8]> = data.chunks(512).collect();
+        blocks.sort_unstable();
+        assert!(blocks.windows(2).all(|two| two[0] != two[1]), "no block is like another");
+        assert!(is_filled(&name, &never).unwrap());
+    }
+
+    #[test]
+    fn a_fill_stops_when_the_user_wants_it_and_says_what_failed() {
+        let interrupt = Interrupt::never();
+        let raised = interrupt.clone();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("f");
+        std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        let name = path.display().to_string();
+        let ended = fill(&name, 1 << 40, &interrupt, &mut |_| raised.raise());
+        assert!(matches!(ended, Err(Error::Interrupted)), "{ended:?}");
+        let error = fill("memory:1MiB", 2 << 20, &Interrupt::never(), &mut |_| {}).unwrap_err();
+        assert!(
+            error.to_string().starts_with("cannot fill a served volume: memory:1MiB: "),
+            "{error}"
+        );
+    }
+}
