@@ -127,7 +127,8 @@ impl Mirror {
         let way = inner.legs[leg].options().way.clone();
         let session = way.connect().await.map_err(AskError::from)?;
         // It may have other targets: it hands over to whom it knows that it speaks with.
-        let done = match identify(&session, inner.local.superblock().replica).await {
+        let done = match identify(&session, inner.local.superblock().replica, inner.versions).await
+        {
             Ok(_) => order(&session, Request::HandOver).await,
             Err(error) => Err(error),
         };
