@@ -102,6 +102,10 @@ pub(crate) const HOST_RETRY_PAUSE: Duration = Duration::from_millis(5);
 /// Longest such pause.
 pub(crate) const HOST_RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
+/// How often a command is sent again that failed without Do Not Retry: as Linux does
+/// (`nvme_max_retries`). With the pauses above that takes 155 ms.
+pub(crate) const HOST_REPEATS_MAX: u8 = 5;
+
 /// Most entries of a discovery log that a host reads: 4,096 × 1 KiB = 4 MiB in pieces of 4 KiB.
 pub(crate) const HOST_DISCOVERY_ENTRIES: u64 = 4096;
 

@@ -257,7 +257,9 @@ fn what_the_target_says_of_a_command_reaches_the_caller() {
             let device = connect(&fake, options()).await.unwrap();
             let answer = device.write(0, buf::zeroes(512), false).await;
             assert_eq!(answer, Err(error), "{status}");
-            assert_eq!(fake.state.commands.get(), 1, "it is not sent again");
+            // As Linux: five times more, unless the target says that it is in vain.
+            let sent = if status.is_dnr() { 1 } else { 6 };
+            assert_eq!(fake.state.commands.get(), sent, "{status}");
             assert_eq!(fake.state.connections.get(), 2);
         });
     }
@@ -273,6 +275,35 @@ fn a_command_that_the_target_cannot_do_now_is_sent_again() {
         device.write(0, buf::zeroes(512), false).await.unwrap();
         assert_eq!(fake.state.commands.get(), 4);
         assert_eq!(fake.state.connections.get(), 2, "over the same connection");
+    });
+}
+
+/// What failed may succeed when it is sent again, unless the target has said that it does not.
+#[test]
+fn a_command_that_failed_and_may_be_retried_is_sent_again() {
+    for status in [Status::INTERNAL_ERROR, Status::WRITE_FAULT, Status::CAPACITY_EXCEEDED] {
+        on_each_driver(async || {
+            let fake =
+                Fake::with_io(move |io| (io.number < 5).then(|| io.response(io.cid(), status)));
+            let device = connect(&fake, options()).await.unwrap();
+            device.write(0, buf::zeroes(512), false).await.unwrap();
+            assert_eq!(fake.state.commands.get(), 6);
+            assert_eq!(fake.state.connections.get(), 2, "over the same connection");
+        });
+    }
+}
+
+/// A disk that failed a flush may have dropped what it was to write: a second one that succeeds says
+/// nothing of that.
+#[test]
+fn a_flush_that_failed_is_not_sent_again() {
+    on_each_driver(async || {
+        let fake = Fake::with_io(|io| {
+            (io.number == 0).then(|| io.response(io.cid(), Status::INTERNAL_ERROR))
+        });
+        let device = connect(&fake, options()).await.unwrap();
+        assert_eq!(device.flush().await, Err(IoError::WriteFault));
+        assert_eq!(fake.state.commands.get(), 1);
     });
 }
 

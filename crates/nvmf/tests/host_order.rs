@@ -215,6 +215,30 @@ fn a_write_that_is_turned_away_keeps_its_slot() {
     }
 }
 
+/// One that failed at the target is sent again in the slot that it kept, and those that wait for it are
+/// carried out after it; one that fails for good fails, and keeps nobody's slot.
+#[test]
+fn a_write_that_failed_and_may_be_retried_keeps_its_place() {
+    for status in [Status::INTERNAL_ERROR, Status::WRITE_FAULT] {
+        in_simulation(1, async || {
+            let refusals = BTreeMap::from([(1, (5, status)), (7, (2, status))]);
+            write_all(TargetConfig::default(), host(1, 4), 4096, refusals).await;
+        });
+        in_simulation(1, async || {
+            let refusals = BTreeMap::from([(1, (6, status))]);
+            let (server, there) = start(TargetConfig::default(), refusals);
+            let session = connect(&server, host(1, 1)).await;
+            let (data, order) = (buf::zeroes(4096), Order { number: 1, beside: 0 });
+            let failed = session.write_ordered(0, data.clone(), false, order).await;
+            assert_eq!(failed, Err(IoError::WriteFault), "{status}");
+            assert_eq!(there.lock().unwrap().refusals[&1].0, 0, "sent six times");
+            assert_eq!(session.write(0, data, false).await, Ok(()), "its slot is free again");
+            session.close();
+            server.until_deserted().await;
+        });
+    }
+}
+
 /// Nor must those behind it keep the target from receiving it: they have more data than the target
 /// takes in hand of a connection, in capsules or asked for.
 #[test]

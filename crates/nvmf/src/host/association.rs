@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::IoError;
 use flagstone_nvme::status::sct;
-use flagstone_nvme::{Cqe, Sqe, Status};
+use flagstone_nvme::{Cqe, IoOpcode, Sqe, Status};
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::time::Instant;
 use flagstone_runtime::{spawn, time};
@@ -26,7 +26,7 @@ use super::shape::Shape;
 use super::supervisor::Supervisor;
 use crate::limits::{
     HOST_ADMIN_ENTRIES, HOST_ADMIN_SPARE, HOST_DISCONNECT_TIMEOUT, HOST_POLL_PAUSE,
-    HOST_RETRY_PAUSE, HOST_RETRY_PAUSE_MAX,
+    HOST_REPEATS_MAX, HOST_RETRY_PAUSE, HOST_RETRY_PAUSE_MAX,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,14 +135,15 @@ impl Association {
             let (outcome, back) = self.begin_in(Line::Any, &command, &mut data).await?.await;
             data = back;
             match outcome {
-                Outcome::Completed(cqe) if !is_transient(cqe.status()) => {
-                    self.served.set(true);
-                    return Ok((cqe.status(), data));
-                }
-                Outcome::Completed(_) => {
+                Outcome::Completed(cqe) if is_transient(cqe.status()) => {
                     trouble.check(self.place.options.loss_timeout)?;
                     trouble.pause().await;
                 }
+                Outcome::Completed(cqe) if !trouble.repeats(&command, cqe.status()) => {
+                    self.served.set(true);
+                    return Ok((cqe.status(), data));
+                }
+                Outcome::Completed(_) => trouble.pause().await,
                 Outcome::Lost => trouble.check(self.place.options.loss_timeout)?,
             }
         }
@@ -169,15 +170,16 @@ impl Association {
             data = back;
             let Outcome::Completed(cqe) = outcome else { return Err(IoError::Unreachable) };
             let status = cqe.status();
-            if !is_transient(status) {
+            if is_transient(status) {
+                let options = &self.place.options;
+                trouble.check(match status.code() {
+                    Status::COMMAND_INTERRUPTED => options.command_timeout,
+                    _ => options.loss_timeout,
+                })?;
+            } else if !trouble.repeats(&command, status) {
                 self.served.set(true);
                 return Ok(status);
             }
-            let options = &self.place.options;
-            trouble.check(match status.code() {
-                Status::COMMAND_INTERRUPTED => options.command_timeout,
-                _ => options.loss_timeout,
-            })?;
             trouble.pause().await;
             begun = slot.send_again(&command, &mut data).ok_or(IoError::Unreachable)?;
         }
@@ -308,6 +310,8 @@ impl Association {
 struct Trouble {
     since: Option<Instant>,
     pause: Duration,
+    /// Times that it was sent again after it had failed.
+    repeats: u8,
 }
 
 impl Trouble {
@@ -316,6 +320,20 @@ impl Trouble {
     fn check(&mut self, patience: Duration) -> Result<(), IoError> {
         let since = *self.since.get_or_insert_with(time::now);
         if since.elapsed() > patience { Err(IoError::Unreachable) } else { Ok(()) }
+    }
+
+    /// Whether a command that ended with this status, and is not turned away for now, is sent again: one
+    /// that failed without Do Not Retry (Base 4.2.3: it may succeed then), some times. The target says
+    /// by its Command Retry Delay how long to wait only where the host has asked for that (Advanced
+    /// Command Retry), which this one does not. A flush is never sent again: a disk that failed one may
+    /// have dropped what it was to write, and the next would succeed without it.
+    fn repeats(&mut self, command: &Sqe, status: Status) -> bool {
+        let may = !status.is_success()
+            && !status.is_dnr()
+            && IoOpcode(command.opcode) != IoOpcode::FLUSH
+            && self.repeats < HOST_REPEATS_MAX;
+        self.repeats += u8::from(may);
+        may
     }
 
     async fn pause(&mut self) {

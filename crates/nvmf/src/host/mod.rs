@@ -11,7 +11,9 @@
 //!
 //! # What is promised when connections break
 //!
-//! - A command that completed is never sent again. One that did not complete is sent again over the
+//! - A command that completed is never sent again, unless it failed without *Do Not Retry*: five times,
+//!   as Linux does, and for as long as the loss time-out where the target turned it away for now. A
+//!   flush that failed is not. One that did not complete is sent again over the
 //!   next connection, so a caller sees a pause, not an error, for up to
 //!   [`HostOptions::loss_timeout`]; then [`IoError::Unreachable`], whose outcome is unknown.
 //! - All commands that a block device has are idempotent, and calls that overlap in time have no
