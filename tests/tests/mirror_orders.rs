@@ -34,7 +34,7 @@ fn watched(pair: &mut Pair, line: &str) -> Child {
 /// A mistyped name of the log's device may be that of any disk.
 #[test]
 fn a_log_is_not_made_over_something_else() {
-    let mut pair = Pair::start(SIZE_BYTES, "");
+    let pair = Pair::start(SIZE_BYTES, "");
     let log = pair.file("node-a.intent");
     let precious = vec![b'x'; 1 << 20];
     std::fs::write(&log, &precious).expect("there is room");
