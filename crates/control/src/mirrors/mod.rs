@@ -25,7 +25,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use flagstone_blockdev::{SharedDevice, Swap};
 use flagstone_mirror::pace::PaceLimits;
@@ -100,8 +100,9 @@ pub(crate) struct Mirrored {
     open_leg: RefCell<Option<OpenLeg>>,
     /// The device of the log, if it has one of its own, while the replica is open.
     log: RefCell<Option<SharedDevice>>,
-    /// The same as what holds it, where it can be opened again.
-    log_swap: RefCell<Option<Arc<Swap>>>,
+    /// The same as what holds it, where it can be opened again. It is closed with the last who has it:
+    /// one that was opened in vain is not kept from the next attempt.
+    log_swap: RefCell<Weak<Swap>>,
     /// The same on another machine, connected to since before anything was begun, until it is used.
     reached_log: RefCell<Option<SharedDevice>>,
     slot: Arc<Slot>,

@@ -6,6 +6,7 @@
 //! does for a device that cannot be reached (`waiting`).
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice, Swap};
 use flagstone_mirror::RoleError;
@@ -129,7 +130,7 @@ impl Mirrored {
             return Ok(device);
         }
         let swap = Swap::new(device);
-        *self.log_swap.borrow_mut() = Some(swap.clone());
+        *self.log_swap.borrow_mut() = Arc::downgrade(&swap);
         Ok(swap)
     }
 

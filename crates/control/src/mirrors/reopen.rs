@@ -146,7 +146,7 @@ impl Mirrored {
     /// Closes the devices whose flushes failed, and opens them.
     async fn exchange_devices(&self) -> Result<(), Failure> {
         if self.log.borrow().as_ref().is_some_and(|log| log.must_reopen())
-            && let Some(swap) = self.log_swap.borrow_mut().take()
+            && let Some(swap) = self.log_swap.borrow().upgrade()
         {
             // Opened with the replica.
             swap.close();
