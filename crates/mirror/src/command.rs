@@ -459,7 +459,7 @@ impl Inner {
         // First nobody serves, durably; it is still known that we were the source, and who may be.
         let heir = self.slot_of_leg(leg);
         self.change(|state| {
-            state.active = false;
+            state.end_term();
             state.legs[leg].handing_over = true;
         });
         // A leg that has failed was left behind durably, at the peer, and never serves by itself.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut};
 
-use crate::mirror::{Inner, Leg, LegState, Mirror, count};
+use crate::mirror::{Inner, Leg, LegState, Mirror, State, count};
 use crate::options::Mode;
 use crate::peer::SharedSession;
 use crate::state::Phase;
@@ -67,22 +67,18 @@ impl Mirror {
     }
 }
 
-/// From the local leg while it is there and up to date, else from a peer that is. Behind changes of
-/// the same bytes: what is on one leg alone a failure may take back.
-async fn read(inner: Arc<Inner>, offset: u64, buf: BufMut) -> Result<BufMut, IoError> {
-    let began = Inner::now_ns();
-    if let Some(held) = inner.overlap.read(offset, buf.len() as u64) {
-        held.turn().await;
-    }
-    let (local_failed, whole) = {
-        let moved = inner.wait(|state| match &state.successor {
-            Some(successor) => Some(Some(successor.clone())),
-            None => (!state.moving || state.active).then_some(None),
-        });
-        if let Some(successor) = moved.await {
-            return Box::pin(read(successor.0, offset, buf)).await;
-        }
-        let state = inner.lock();
+/// Where a read goes.
+struct Reading {
+    local: bool,
+    /// A peer that has all that was completed.
+    whole: Option<SharedSession>,
+    /// See [`State::terms`].
+    term: u64,
+}
+
+impl Inner {
+    /// A read of a host asks where to.
+    fn reading(&self, state: &State) -> Result<Reading, IoError> {
         if !state.active {
             return Err(IoError::Unreachable);
         }
@@ -90,17 +86,47 @@ async fn read(inner: Arc<Inner>, offset: u64, buf: BufMut) -> Result<BufMut, IoE
             // In asynchronous mode it may lag behind.
             leg.phase == Phase::InSync && own.options().mode == Mode::Sync
         };
-        let found = state.legs.iter().zip(&inner.legs).find(whole);
-        (state.local_failed, found.and_then(|(leg, _)| leg.session.clone()))
-    };
-    let len = buf.len();
-    let result = match (local_failed, whole) {
-        (true, Some(session)) => session.read(offset, buf).await,
-        (true, None) => Err(IoError::Unreachable),
-        (false, whole) => match inner.local.data().read(offset, buf).await {
-            Err(error) => read_elsewhere(&inner, whole, (offset, len), error).await,
-            found => found,
-        },
+        let found = state.legs.iter().zip(&self.legs).find(whole);
+        let whole = found.and_then(|(leg, _)| leg.session.clone());
+        Ok(Reading { local: !state.local_failed, whole, term: state.terms })
+    }
+}
+
+/// From the local leg while it is there and up to date, else from a peer that is. Behind changes of
+/// the same bytes: what is on one leg alone a failure may take back.
+///
+/// Nobody waits for reads before the role is given up, for one that hangs in a disk would keep it
+/// from a peer that is sound. What a read finds after that another source may have written: its
+/// hosts may not have been promised it, or never be; it may be part of a resync, or of metadata
+/// where the volume is smaller now. So it is given to nobody, and looked for where hosts are served.
+async fn read(inner: Arc<Inner>, offset: u64, mut buf: BufMut) -> Result<BufMut, IoError> {
+    let began = Inner::now_ns();
+    let result = loop {
+        let len = buf.len();
+        if let Some(held) = inner.overlap.read(offset, len as u64) {
+            held.turn().await;
+        }
+        let reading = inner.wait(|state| match &state.successor {
+            Some(successor) => Some(Err(successor.clone())),
+            None => (!state.moving || state.active).then(|| Ok(inner.reading(state))),
+        });
+        let Reading { local, whole, term } = match reading.await {
+            Ok(reading) => reading?,
+            Err(successor) => return Box::pin(read(successor.0, offset, buf)).await,
+        };
+        let result = match (local, whole) {
+            (false, Some(session)) => session.read(offset, buf).await,
+            (false, None) => Err(IoError::Unreachable),
+            (true, whole) => match inner.local.data().read(offset, buf).await {
+                Err(error) => read_elsewhere(&inner, whole, (offset, len), error).await,
+                found => found,
+            },
+        };
+        match result {
+            result if inner.lock().terms == term => break result,
+            Ok(memory) => buf = memory,
+            Err(_) => break Err(IoError::Unreachable),
+        }
     };
     count(&inner.counters.calls, 1);
     count(&inner.counters.calls_ns, Inner::now_ns().saturating_sub(began));

@@ -107,6 +107,8 @@ pub(crate) struct State {
     pub(crate) role: Role,
     /// Hosts are served.
     pub(crate) active: bool,
+    /// How often hosts ceased to be served here.
+    pub(crate) terms: u64,
     /// New calls of hosts wait, for so many reasons.
     pub(crate) holds: u32,
     /// Calls of hosts that have begun and not ended.
@@ -150,6 +152,12 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Hosts are not served here from now on: what they read belongs to whoever serves them next.
+    pub(crate) fn end_term(&mut self) {
+        self.active = false;
+        self.terms += 1;
+    }
+
     /// The local leg has failed, and no peer carries the volume.
     pub(crate) fn is_nowhere(&self) -> bool {
         self.local_failed && !self.legs.iter().any(|leg| leg.phase == Phase::InSync)
@@ -274,6 +282,7 @@ impl Mirror {
         let state = State {
             role: superblock.role,
             active: false,
+            terms: 0,
             holds: 0,
             in_flight: 0,
             waiting: 0,

@@ -98,7 +98,8 @@ impl Inner {
         Hold(self.clone())
     }
 
-    /// Waits until no call of a host is under way.
+    /// Waits until no change and no flush of a host is under way. Reads are not waited for: see
+    /// [`crate::device`].
     pub(crate) async fn drained(&self) {
         self.wait(|state| (state.in_flight == 0 && !state.minting).then_some(())).await;
     }
@@ -206,7 +207,8 @@ impl Inner {
         self.local.persist_marks().await
     }
 
-    /// Stops serving. What hosts have in flight ends first; what they ask for next fails.
+    /// Stops serving. What hosts have in flight ends first, but for reads; what they ask for next
+    /// fails, and so do reads that have not ended.
     pub(crate) async fn deactivate(self: &Arc<Self>, role: Role) -> Result<(), IoError> {
         if !self.lock().active {
             return Ok(());
@@ -217,7 +219,7 @@ impl Inner {
         for (leg, serial) in serials.into_iter().enumerate() {
             self.lose(leg, serial);
         }
-        self.change(|state| state.active = false);
+        self.change(State::end_term);
         tracing::info!(replica = %self.local.superblock().replica, "this side serves no hosts");
         self.put_away(role, None).await
     }

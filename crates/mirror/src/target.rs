@@ -78,7 +78,7 @@ impl Drop for Served {
 
 impl TargetSession {
     fn is_attached(&self) -> bool {
-        self.inner.lock().attached.is_some_and(|attached| attached.session == self.number)
+        self.inner.is_attached(self.number)
     }
 
     fn enter(&self) -> Result<Served, IoError> {
@@ -155,12 +155,17 @@ impl TargetSession {
         self.in_turn(order, || Some(()), move |leg| leg.write_zeroes(offset, len, flags))
     }
 
-    /// Reads.
+    /// Reads. What is found once another session may have written, or a host here, is not the
+    /// source's data: it is given to nobody.
     pub fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        match self.is_attached() {
-            true => self.inner.local.data().read(offset, buf),
-            false => IoFuture::ready(Err(IoError::Unreachable)),
+        if !self.is_attached() {
+            return IoFuture::ready(Err(IoError::Unreachable));
         }
+        let (inner, number) = (self.inner.clone(), self.number);
+        IoFuture::later(async move {
+            let found = inner.local.data().read(offset, buf).await;
+            if inner.is_attached(number) { found } else { Err(IoError::Unreachable) }
+        })
     }
 
     /// Flushes.
@@ -265,6 +270,10 @@ impl State {
 }
 
 impl Inner {
+    fn is_attached(&self, session: u64) -> bool {
+        self.lock().attached.is_some_and(|attached| attached.session == session)
+    }
+
     /// The session that is attached is so no longer: it begins no call from here on, and those of
     /// its writes that wait for their order give up, for what they wait for may never come.
     fn detach(&self, which: impl FnOnce(&Attached) -> bool) {
@@ -300,8 +309,11 @@ async fn turn(
         if lock(gate).may_start(order, cx.waker()) {
             return Poll::Ready(Ok(()));
         }
-        let here = inner.lock().attached.is_some_and(|attached| attached.session == number);
-        if here { Poll::Pending } else { Poll::Ready(Err(IoError::Unreachable)) }
+        if inner.is_attached(number) {
+            Poll::Pending
+        } else {
+            Poll::Ready(Err(IoError::Unreachable))
+        }
     })
     .await
 }

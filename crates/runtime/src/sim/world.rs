@@ -9,7 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::config::{Config, DiskConfig, DiskFaults, LinkConfig, nanos};
+use super::config::{Config, DiskConfig, DiskFaults, Latency, LinkConfig, nanos};
 use super::connect::ip_of;
 use super::disk::DiskStats;
 use super::driver::SimDriver;
@@ -283,6 +283,11 @@ impl World {
     /// From now on a disk holds so many bytes of 4 KiB blocks in all.
     pub fn set_space(&self, node: NodeId, path: impl AsRef<Path>, space_bytes: u64) {
         self.with_disk(node, path, |disk| disk.config.space_bytes = space_bytes);
+    }
+
+    /// Reads of a disk that begin from now on take so long.
+    pub fn set_read_latency(&self, node: NodeId, path: impl AsRef<Path>, latency: Latency) {
+        self.with_disk(node, path, |disk| disk.config.read_latency = latency);
     }
 
     /// Nothing completes on a disk for this long.

@@ -18,6 +18,8 @@ mod others;
 mod pair;
 mod releases;
 #[cfg(test)]
+mod reads;
+#[cfg(test)]
 mod rules;
 #[cfg(test)]
 mod split;
