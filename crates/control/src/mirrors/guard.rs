@@ -1,9 +1,8 @@
 //! What making a replica would overwrite is looked at first.
 
 use flagstone_blockdev::{IoError, SharedDevice};
-use flagstone_mirror::format::log_header::LogHeader;
-use flagstone_mirror::format::{FormatError, Page};
-use flagstone_mirror::shape::{Shape, log_layout};
+use flagstone_mirror::format::is_log;
+use flagstone_mirror::shape::Shape;
 use flagstone_runtime::buf;
 
 use super::make::failed;
@@ -48,7 +47,7 @@ impl Mirrored {
         let Some(log) = log else { return Ok(()) };
         let begin = beginning(&log).await.map_err(failed)?;
         drop(log);
-        if is_zero(&begin) || is_log(&begin, shape) {
+        if is_zero(&begin) || is_log(&begin) {
             return Ok(());
         }
         let wipe = match spec {
@@ -73,13 +72,4 @@ async fn beginning(device: &SharedDevice) -> Result<Vec<u8>, IoError> {
 
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
-}
-
-/// True of what was a log once, whatever has become of it.
-fn is_log(begin: &[u8], shape: &Shape) -> bool {
-    log_layout(shape).headers.iter().any(|at| {
-        let page = begin.get(*at as usize..).and_then(|rest| rest.first_chunk());
-        let page: Option<&Page> = page;
-        page.is_some_and(|page| !matches!(LogHeader::decode(page), Err(FormatError::Absent)))
-    })
 }

@@ -5,7 +5,7 @@ use crate::format::{FormatError, Page, begin, open, put, seal};
 use crate::id::Uuid;
 use crate::limits::BITS_PER_PAGE;
 
-const MAGIC: &[u8; 8] = b"FSMIRBM\n";
+pub(super) const MAGIC: &[u8; 8] = b"FSMIRBM\n";
 const WORDS_AT: usize = 48;
 
 /// Words of a page.

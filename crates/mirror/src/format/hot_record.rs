@@ -8,7 +8,7 @@ use crate::format::{FormatError, VERSION};
 use crate::id::Uuid;
 use crate::limits::{HOT_MAX, PAGE_BYTES};
 
-const MAGIC: &[u8; 8] = b"FSMIRHT\n";
+pub(super) const MAGIC: &[u8; 8] = b"FSMIRHT\n";
 /// Before the region numbers; the checksum is the last field and covers the rest and them.
 const HEADER_BYTES: usize = 64;
 const CRC_AT: usize = 60;

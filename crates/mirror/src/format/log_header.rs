@@ -4,7 +4,7 @@ use crate::format::{FormatError, Page, begin, open, put, seal};
 use crate::id::Uuid;
 use crate::shape::Shape;
 
-const MAGIC: &[u8; 8] = b"FSMIRLG\n";
+pub(super) const MAGIC: &[u8; 8] = b"FSMIRLG\n";
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]

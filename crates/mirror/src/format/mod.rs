@@ -74,6 +74,34 @@ impl Fields<'_> {
     }
 }
 
+/// True of the beginning of a device that is a write-intent log or was one, whatever has become of it,
+/// and nothing else since: also of one that was forgotten, whose headers are zero, or whose making was
+/// not finished. False of what is zero.
+///
+/// What was written over a log leaves parts of it, but none of those that others use has zeroes or a
+/// header of ours where the headers are.
+pub fn is_log(beginning: &[u8]) -> bool {
+    let begins = |page: &[u8], magic: &[u8; 8]| page.starts_with(magic);
+    let is_zero = |page: &[u8]| page.iter().all(|byte| *byte == 0);
+    let (headers, rest) = beginning.split_at(beginning.len().min(2 * PAGE_BYTES));
+    let mut headers = headers.chunks(PAGE_BYTES);
+    if !headers.clone().all(|page| begins(page, log_header::MAGIC) || is_zero(page)) {
+        return false;
+    }
+    if headers.any(|page| begins(page, log_header::MAGIC)) {
+        return true;
+    }
+    // A record is longer than a page where many regions may be hot.
+    let (mut in_record, mut any) = (false, false);
+    rest.chunks(PAGE_BYTES).all(|page| {
+        let record = begins(page, hot_record::MAGIC);
+        let begun = record || begins(page, bitmap_page::MAGIC);
+        in_record = record || (in_record && !begun && !is_zero(page));
+        any |= begun;
+        begun || in_record || is_zero(page)
+    }) && any
+}
+
 /// The checks that all pages share: magic, then version, then the checksum. A version that is not
 /// ours may have its checksum elsewhere, so it is told first.
 fn open<'a>(page: &'a Page, magic: &[u8; 8]) -> Result<Fields<'a>, FormatError> {
@@ -119,5 +147,52 @@ pub fn newest<T>(
         [Ok(first), _] => Ok((0, first)),
         [Err(_), Ok(second)] => Ok((1, second)),
         [Err(FormatError::Absent), Err(error)] | [Err(error), Err(_)] => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The beginning of a device, of pages that begin with these.
+    fn device(pages: &[&[u8]]) -> Vec<u8> {
+        let mut all = vec![0; pages.len() * PAGE_BYTES];
+        for (page, first) in all.chunks_mut(PAGE_BYTES).zip(pages) {
+            page[..first.len()].copy_from_slice(first);
+        }
+        all
+    }
+
+    #[test]
+    fn a_log_is_one_as_long_as_nobody_else_uses_its_device() {
+        const NO: &[u8] = b"";
+        const OTHER: &[u8] = b"?";
+        const LG: &[u8] = log_header::MAGIC;
+        const HT: &[u8] = hot_record::MAGIC;
+        const BM: &[u8] = bitmap_page::MAGIC;
+        for log in [
+            &[LG, LG, HT, NO, HT, NO, BM, BM][..],
+            // One header was torn, or never written, or the rest is damaged.
+            &[LG, NO, HT, NO, HT, NO, BM],
+            &[NO, LG, OTHER, OTHER, OTHER, OTHER, OTHER],
+            // Forgotten; not finished; with records of more regions than fit into a page.
+            &[NO, NO, HT, NO, HT, NO, BM, BM],
+            &[NO, NO, NO, NO, NO, NO, BM, NO],
+            &[NO, NO, HT, OTHER, HT, NO, BM, BM],
+        ] {
+            assert!(is_log(&device(log)), "{log:?}");
+        }
+        for other in [
+            &[NO, NO, NO, NO, NO][..],
+            // Another has taken the device, and left some of it.
+            &[OTHER, LG, HT, NO, HT, NO, BM, BM],
+            &[LG, OTHER, HT, NO, HT, NO, BM, BM],
+            &[NO, NO, HT, NO, OTHER, NO, BM, BM],
+            &[NO, NO, HT, NO, HT, NO, BM, OTHER],
+            &[NO, NO, OTHER],
+        ] {
+            assert!(!is_log(&device(other)), "{other:?}");
+        }
+        assert!(!is_log(&[]) && !is_log(OTHER) && is_log(LG));
     }
 }
