@@ -16,9 +16,9 @@ mod link;
 mod others;
 #[cfg(test)]
 mod pair;
-mod releases;
 #[cfg(test)]
 mod reads;
+mod releases;
 #[cfg(test)]
 mod rules;
 #[cfg(test)]
