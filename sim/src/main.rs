@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     if arguments.list {
         scenarios::ALL
             .iter()
-            .for_each(|scenario| println!("{:<14}{}", scenario.name, scenario.about));
+            .for_each(|scenario| println!("{:<15}{}", scenario.name, scenario.about));
         return ExitCode::SUCCESS;
     }
     let scenarios = match chosen(&arguments.scenario) {
@@ -102,7 +102,7 @@ fn run_one(scenario: &Scenario, seeds: &Range<u64>, threads: usize) -> Summary {
         eprint!("\r\x1b[K");
     }
     println!(
-        "{:<14}{} seeds, {:.1} simulated hours, {} events, {} faults, {} answers checked, {} failures",
+        "{:<15}{} seeds, {:.1} simulated hours, {} events, {} faults, {} answers checked, {} failures",
         scenario.name,
         summary.seeds,
         summary.simulated_hours(),
