@@ -20,6 +20,8 @@ endif
 CARGO_FLAGS ?=
 # Simulated clusters of `make simulate`, each scenario from each of these seeds.
 SEEDS ?= 0..1300
+# Of `make torture`: events in each of its five tests.
+ROUNDS ?= 200
 # Of `make fuzz`: which target, and how many seconds.
 TARGET ?= all
 TIME ?= 60
@@ -29,7 +31,7 @@ DEMO_DIR ?= target
 DEMO_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint unit simulate fuzz fuzz-smoke demo demo-smoke bench clean
+.PHONY: help setup build test lint unit simulate torture fuzz fuzz-smoke demo demo-smoke bench clean
 
 help: ## show this
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -60,6 +62,10 @@ unit: build ## cargo test of the whole workspace: units, and real clients agains
 
 simulate: ## whole clusters under faults, in simulated time: SEEDS=0..1300
 	cargo run $(CARGO_FLAGS) --release --package flagstone-sim -- --seeds $(SEEDS)
+
+torture: build ## mirrored nodes die, stall, are cut off and run full, under load: ROUNDS=200
+	FLAGSTONE_MIRROR_ROUNDS=$(ROUNDS) cargo test $(CARGO_FLAGS) --package flagstone-tests \
+	    --test mirror --test mirror_fio -- --nocapture survive fio_finds
 
 fuzz: setup ## fuzz for long: TARGET=nvme_target TIME=3600 (seconds)
 	fuzz/run $(TARGET) $(TIME)

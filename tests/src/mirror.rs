@@ -236,6 +236,46 @@ impl Pair {
         assert!(full.is_err_and(|said| said.contains("No space")), "it is full");
     }
 
+    /// Frees what [`Pair::fill_small`] took.
+    ///
+    /// # Panics
+    /// If there is no small file system, or nothing took it.
+    pub fn clear_small(&self) {
+        let filler = self.scratch.join("small").join("filler");
+        let place = self.network().node(self.small_node());
+        place.run("rm", &[filler.to_str().expect("temporary paths are UTF-8")]);
+    }
+
+    /// The node whose file system is small.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn small_node(&self) -> usize {
+        self.small.expect("it was set up with a small file system").node
+    }
+
+    /// Has the disks hold nothing of a part of the volume that no verified load uses, as a host does
+    /// that discards it.
+    ///
+    /// # Panics
+    /// If it cannot be done.
+    pub fn empty_part(&self) {
+        self.use_part("trim");
+    }
+
+    /// Writes all over the same part.
+    ///
+    /// # Panics
+    /// If hosts see an error.
+    pub fn write_part(&self) {
+        self.use_part("write");
+    }
+
+    fn use_part(&self, pattern: &str) {
+        let line = format!("--rw {pattern} --bs 256k --offset 20MiB --size 8MiB --ios 32");
+        Load::start_at(&self.host(), &self.both_paths(), &line, None).wait().assert_complete();
+    }
+
     /// The volume as a host reaches it by both nodes.
     pub fn both_paths(&self) -> String {
         format!("nvme-tcp://{}/{NQN_PREFIX}{VOLUME}", self.hosts.join(","))

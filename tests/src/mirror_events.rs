@@ -49,6 +49,8 @@ pub enum Event {
     CutTargetRestarts,
     /// The role is asked for while the link is cut, in vain.
     CutSwitchover,
+    /// The disk of one node runs full, whichever role that has, and has room again later.
+    DiskFull,
 }
 
 /// Those that need no network of the nodes' own.
@@ -110,6 +112,9 @@ pub const LINK_EVENTS: [Event; 9] = [
     Event::CutSwitchover,
 ];
 
+/// Those of a node whose disk is small ([`crate::mirror::Small`]).
+pub const SMALL_EVENTS: [Event; 1] = [Event::DiskFull];
+
 /// Time, as events know it: writes of the host.
 pub struct Clock<'a>(Box<Wait<'a>>);
 
@@ -148,6 +153,8 @@ impl Event {
             Event::SourceDies | Event::Switchover => Some(1 - source),
             // A source that dies in sync, and comes back: either.
             Event::BothDie | Event::ResyncDies | Event::SwitchoverDies => None,
+            // The role is handed over if it was the source's disk.
+            Event::DiskFull => None,
             _ => Some(source),
         }
     }
@@ -212,6 +219,7 @@ impl Event {
                 clock.later(pair, rng.below(20));
                 pair.node(target).restart();
             }
+            Event::DiskFull => fill_disk(pair, source, some, clock),
             _ => self.happen_to_link(pair, source, rng, clock),
         }
     }
@@ -254,6 +262,27 @@ impl Event {
         }
         pair.network().heal();
     }
+}
+
+/// The small disk runs full under writes; when it has been found so, the role is where there is room,
+/// and the disk has room again, which nobody tells the node.
+fn fill_disk(pair: &Pair, source: usize, some: u64, clock: &mut Clock<'_>) {
+    let target = 1 - source;
+    let lost = |pair: &Pair| pair.status(source)["peers"][0]["losses"].as_u64();
+    let before = lost(pair);
+    pair.empty_part();
+    pair.fill_small();
+    pair.write_part();
+    if pair.small_node() == source {
+        let left = || pair.status(source)["replica"]["local_failed"] == true;
+        until("the source has left its leg", left, || format!("{:#}", pair.status(source)));
+        pair.order(source, "switchover", &["--to", pair.name(target)]);
+    } else {
+        let left = || lost(pair) > before;
+        until("the target is left behind", left, || format!("{:#}", pair.status(source)));
+    }
+    clock.later(pair, some);
+    pair.clear_small();
 }
 
 /// How many events a test lets happen: `FLAGSTONE_MIRROR_ROUNDS`, else each of so many once.

@@ -1,7 +1,7 @@
 //! The program from its command line: what it takes, what it prints, and its exit codes.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::process::{Command, Output, Stdio};
 
 use flagstone_tests::load::Load;
@@ -202,6 +202,24 @@ fn a_load_of_a_file_reports_as_text_and_as_json() {
     let by_kind = results["operations"].as_array().expect("a list").iter();
     let sum: u64 = by_kind.map(|kind| kind["ios"].as_u64().expect("a count")).sum();
     assert_eq!(sum, 1000, "{results:#}");
+}
+
+#[test]
+fn a_load_that_trims_frees_what_a_file_holds() {
+    let scratch = Scratch::new();
+    let disk = scratch.pattern("disk", SIZE_BYTES);
+    let path = disk.to_str().unwrap();
+    let count = (SIZE_BYTES >> 21).to_string();
+    let line = ["load", path, "--rw", "trim", "--bs", "1m", "--ios", &count, "--json"];
+    let (printed, _) = expect(0, &line);
+    let operations = json(&printed)["operations"].clone();
+    assert_eq!(operations[0]["operation"], "trim", "{operations:#}");
+    assert_eq!(operations[0]["bytes"], SIZE_BYTES / 2, "{operations:#}");
+    let (bytes, half) = (fs::read(&disk).unwrap(), SIZE_BYTES as usize / 2);
+    assert!(bytes[..half].iter().all(|byte| *byte == 0) && bytes[half..] != vec![0; half]);
+    let held = fs::metadata(&disk).unwrap().blocks() * 512;
+    assert!(held <= SIZE_BYTES / 2 + (1 << 20), "{held}");
+    expect(2, &["load", path, "--rw", "trim", "--verify", "--ios", "1"]);
 }
 
 #[test]

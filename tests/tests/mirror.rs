@@ -5,8 +5,10 @@
 //! `FLAGSTONE_MIRROR_ROUNDS` sets how often, `FLAGSTONE_MIRROR_SEED` what.
 
 use flagstone_tests::load::Load;
-use flagstone_tests::mirror::{Pair, Setup};
-use flagstone_tests::mirror_events::{Clock, EVENTS, Event, LINK_EVENTS, LOSSLESS_EVENTS, rounds};
+use flagstone_tests::mirror::{Pair, Setup, Small};
+use flagstone_tests::mirror_events::{
+    Clock, EVENTS, Event, LINK_EVENTS, LOSSLESS_EVENTS, SMALL_EVENTS, rounds,
+};
 use flagstone_tests::rng::Rng;
 
 const SIZE_BYTES: u64 = 32 << 20;
@@ -55,13 +57,14 @@ fn a_mirror_that_acknowledges_from_memory_survives_with_flushes() {
     survives(Pair::in_sync(SIZE_BYTES, "ack = \"memory\""), &EVENTS, "--flush-every 8", 2);
 }
 
-/// Cut in either direction or both, without a word or with one, slow, and coming and going; and
-/// nodes that die meanwhile. Hosts reach both nodes all the time.
+/// Cut in either direction or both, without a word or with one, slow, and coming and going; nodes
+/// that die meanwhile; and a disk that runs full. Hosts reach both nodes all the time.
 #[test]
 fn a_mirror_survives_a_link_that_is_cut() {
-    let setup = Setup { size_bytes: SIZE_BYTES, ..Setup::default() };
+    let small = Some(Small { node: 1, log: false, room_bytes: 2 * SIZE_BYTES });
+    let setup = Setup { size_bytes: SIZE_BYTES, small, ..Setup::default() };
     let Some(pair) = Pair::linked("a link that is cut", setup) else { return };
-    survives(pair, &[&LINK_EVENTS[..], &EVENTS].concat(), "", 3);
+    survives(pair, &[&LINK_EVENTS[..], &EVENTS, &SMALL_EVENTS].concat(), "", 3);
 }
 
 /// The same of an asynchronous mirror, as long as no source is lost for good.

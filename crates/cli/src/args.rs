@@ -148,22 +148,32 @@ pub enum Pattern {
     Readwrite,
     /// Reads and writes at random places
     Randrw,
+    /// Discards, one after the other
+    Trim,
+    /// Discards at random places
+    Randtrim,
 }
 
 impl Pattern {
     /// Whether any request is a write.
     pub fn writes(self) -> bool {
-        !matches!(self, Pattern::Read | Pattern::Randread)
+        !matches!(self, Pattern::Read | Pattern::Randread) && !self.trims()
     }
 
     /// Whether any request is a read.
     pub fn reads(self) -> bool {
-        !matches!(self, Pattern::Write | Pattern::Randwrite)
+        !matches!(self, Pattern::Write | Pattern::Randwrite) && !self.trims()
+    }
+
+    /// Whether the requests are discards.
+    pub fn trims(self) -> bool {
+        matches!(self, Pattern::Trim | Pattern::Randtrim)
     }
 
     /// Whether the places are random.
     pub fn is_random(self) -> bool {
-        matches!(self, Pattern::Randread | Pattern::Randwrite | Pattern::Randrw)
+        use Pattern::{Randread, Randrw, Randtrim, Randwrite};
+        matches!(self, Randread | Randwrite | Randrw | Randtrim)
     }
 }
 
@@ -336,6 +346,12 @@ mod tests {
         assert!(args.rw.is_random() && args.rw.reads() && !args.rw.writes());
         let args = load("./f --rw rw --cores 2 --ios 5 --offset 1m").expect("right");
         assert_eq!((args.rw, args.threads, args.offset), (Pattern::Readwrite, 2, 1 << 20));
+        assert!(args.rw.reads() && args.rw.writes() && !args.rw.trims());
+        for (word, random) in [("trim", false), ("randtrim", true)] {
+            let rw = load(&format!("./f --rw {word}")).expect("right").rw;
+            assert!(rw.trims() && !rw.reads() && !rw.writes());
+            assert_eq!(rw.is_random(), random);
+        }
         assert_eq!(args.run_time(), None);
         let args = load("./f --rw write").expect("right");
         assert_eq!(args.run_time(), Some(DEFAULT_LOAD_TIME));

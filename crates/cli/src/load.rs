@@ -74,7 +74,7 @@ async fn measure(args: &LoadArgs) -> Result<Results, Problem> {
     let failed = |text: String| Problem { text, exit: Exit::Failed };
     signal::catch_termination().map_err(|error| failed(error.to_string()))?;
     let options = OpenOptions {
-        read_only: !args.rw.writes() || args.after_crash.is_some(),
+        read_only: !(args.rw.writes() || args.rw.trims()) || args.after_crash.is_some(),
         block_bytes: block_bytes(args),
         queues: args.queues,
         queue_depth: Some(args.depth.clamp(1, QUEUE_DEPTH_MAX)),
@@ -124,6 +124,8 @@ fn job(args: &LoadArgs) -> Job {
             Pattern::Randwrite => JobPattern::RandWrite,
             Pattern::Readwrite => JobPattern::Rw,
             Pattern::Randrw => JobPattern::RandRw,
+            Pattern::Trim => JobPattern::Trim,
+            Pattern::Randtrim => JobPattern::RandTrim,
         },
         read_percent: args.read_percent,
         block_sizes: vec![BlockSize { bytes: args.bs as usize, weight: 1 }],

@@ -236,6 +236,7 @@ fn mistakes_are_one_line_and_code_2() {
         ("compare --type pd-ssd --capacity 1TB --bs 4k,8k,16k", "write one size, or two"),
         ("compare --type pd-ssd --capacity 1TB --bs 4x", "unknown unit"),
         ("compare --type pd-ssd --capacity 1TB --rw random", "randread"),
+        ("compare --type pd-ssd --capacity 1TB --rw trim", "randread"),
         ("compare --type pd-ssd --capacity 1TB --read-percent 30", "--rw randrw"),
         ("compare --type pd-ssd --capacity 1TB --machine z9-x-8", "unknown machine"),
         ("compare --type pd-ssd --capacity 1TB --iops -1", "a number from 0"),

@@ -145,7 +145,8 @@ impl WorkloadArgs {
     /// # Errors
     /// The first mistake, on one line.
     pub fn workload(&self) -> Result<Workload, String> {
-        let pattern = Pattern::from_str(&self.rw, false).map_err(|_| {
+        let known = Pattern::from_str(&self.rw, false).ok().filter(|pattern| !pattern.trims());
+        let pattern = known.ok_or_else(|| {
             let words = "read, write, randread, randwrite, readwrite or randrw";
             format!("--rw {}: write one of {words}", printable(&self.rw))
         })?;
