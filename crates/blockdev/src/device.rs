@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | write | every later read, on any core, returns it |
 //! | flush, or write with `fua` | the data survives SIGKILL and power loss of this node |
-//! | discard | later reads of the range return zeroes or what was there before, the same each time |
+//! | discard | later reads of the range return zeroes or what was there before, the same each time; zeroes with [`Geometry::discard_zeroes`] |
 //! | write_zeroes | as a write of zeroes |
 //! | any error | only the range of the failed call is in doubt, never data that was promised |
 //!
@@ -38,6 +38,8 @@ pub struct Geometry {
     pub read_only: bool,
     /// `discard` gives space back.
     pub can_discard: bool,
+    /// What was discarded reads as zeroes.
+    pub discard_zeroes: bool,
     /// `write_zeroes` is faster than writing zeroes.
     pub can_write_zeroes: bool,
 }
@@ -58,6 +60,7 @@ impl Geometry {
             volatile_cache: false,
             read_only: false,
             can_discard: true,
+            discard_zeroes: true,
             can_write_zeroes: true,
         }
     }

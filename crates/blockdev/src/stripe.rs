@@ -108,6 +108,7 @@ fn combine(children: &[SharedDevice], chunk_bytes: u64) -> Result<Geometry, Conf
         volatile_cache: all().any(|child| child.volatile_cache),
         read_only: all().any(|child| child.read_only),
         can_discard: all().any(|child| child.can_discard),
+        discard_zeroes: all().all(|child| child.discard_zeroes),
         can_write_zeroes: all().all(|child| child.can_write_zeroes),
     })
 }

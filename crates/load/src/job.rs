@@ -240,6 +240,9 @@ pub enum JobError {
         /// The largest I/O.
         io_bytes: u64,
     },
+    /// The device gives no space back.
+    #[error("the device cannot discard, and `{0}` does nothing else")]
+    NoDiscard(Pattern),
     /// The device takes no writes.
     #[error("the device is read-only and `{0}` changes data")]
     ReadOnly(Pattern),
@@ -355,6 +358,9 @@ impl Job {
         let reads_only = matches!(self.verify, Some(Verify::Recorded { .. }));
         if changes && geometry.read_only && !reads_only {
             return Err(JobError::ReadOnly(self.pattern));
+        }
+        if self.pattern.trims() && !geometry.can_discard && !reads_only {
+            return Err(JobError::NoDiscard(self.pattern));
         }
         if !self.pattern.writes() && (self.fua || self.flush_every.is_some()) {
             return Err(JobError::Conflict(
@@ -504,6 +510,14 @@ mod tests {
             job.size_bytes = Some(4096);
         });
         assert!(small.contains("each core's part"), "{small}");
+    }
+
+    #[test]
+    fn a_device_that_cannot_discard_is_not_measured_discarding() {
+        let geometry = Geometry { can_discard: false, ..Geometry::new(1 << 20, 512) };
+        let job = Job { pattern: Pattern::Trim, ..Job::default() };
+        assert_eq!(job.validate(&geometry, 1, MEMORY), Err(JobError::NoDiscard(Pattern::Trim)));
+        assert!(job.validate(&Geometry::new(1 << 20, 512), 1, MEMORY).is_ok());
     }
 
     #[test]

@@ -307,7 +307,7 @@ impl Mirror {
             wakers: Vec::new(),
         };
         let inner = Arc::new(Inner {
-            geometry: local.geometry(),
+            geometry: geometry(local.geometry()),
             local,
             versions,
             overlap: Arc::default(),
@@ -324,6 +324,12 @@ impl Mirror {
         }
         Mirror(inner)
     }
+}
+
+/// Of a mirror over this leg: what hosts discard is zeroed on all legs.
+fn geometry(local: Geometry) -> Geometry {
+    let discard_zeroes = local.can_discard && local.can_write_zeroes;
+    Geometry { discard_zeroes, ..local }
 }
 
 impl std::fmt::Debug for Mirror {

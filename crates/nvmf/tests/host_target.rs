@@ -4,10 +4,11 @@
 mod host_common;
 mod support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::conformance::{self, Options};
-use flagstone_blockdev::{BlockDevice, IoError, SharedDevice};
+use flagstone_blockdev::{BlockDevice, IoError, MemoryDevice, SharedDevice};
 use flagstone_nvmf::host::{HostError, HostOptions, RemoteDevice, discover};
 use flagstone_runtime::{buf, spawn};
 use host_common::{Server, memory, options, subnqn};
@@ -58,6 +59,24 @@ fn what_is_not_there_is_said_so() {
             matches!(error, HostError::Connect(_) | HostError::Broken(_) | HostError::Closed)
         };
         assert!(error.as_ref().is_err_and(gone), "{error:?}");
+    });
+}
+
+#[test]
+fn what_a_host_discards_the_target_gives_back() {
+    on_each_driver(async || {
+        let disk = Arc::new(MemoryDevice::new(1 << 20, 512).unwrap());
+        let server = Server::start(disk.clone());
+        let device = server.connect(options()).await;
+        assert!(device.geometry().can_discard);
+        let mut data = buf::alloc(1 << 18).await;
+        data.fill(7);
+        device.write(0, data.freeze(), false).await.unwrap();
+        assert_eq!(disk.held_bytes(), 1 << 18);
+        device.discard(0, 1 << 20).await.unwrap();
+        assert_eq!(disk.held_bytes(), 0);
+        drop(device);
+        server.until_deserted().await;
     });
 }
 

@@ -67,7 +67,12 @@ impl ReplicaHandler {
     /// For the leg of `mirror`.
     pub fn new(mirror: Arc<Mirror>) -> ReplicaHandler {
         // A discard leaves what the device likes, so a leg is sent zeroes instead.
-        let geometry = Geometry { can_discard: false, read_only: false, ..mirror.geometry() };
+        let geometry = Geometry {
+            can_discard: false,
+            discard_zeroes: false,
+            read_only: false,
+            ..mirror.geometry()
+        };
         ReplicaHandler { mirror, geometry, sessions: Mutex::default() }
     }
 }

@@ -172,8 +172,13 @@ impl Inner {
         SyncGroup::sync(&self.sync, sync).await
     }
 
-    /// Gives space back where the file or disk can; elsewhere this does nothing.
+    /// Gives space back where the file or disk can. Elsewhere a file is zeroed, as is promised of
+    /// it, and a disk stays as it is.
     async fn discard(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        if self.opened.discard_zeroes {
+            let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
+            return self.write_zeroes(offset, len, flags).await;
+        }
         self.punch(offset, len, PunchMode::Deallocate).await.map(drop)
     }
 }
@@ -231,7 +236,7 @@ impl BlockDevice for FileDevice {
         if let Err(error) = self.0.check_change(offset, len) {
             return IoFuture::ready(Err(error));
         }
-        if self.0.no_deallocate.load(Ordering::Relaxed) {
+        if self.0.no_deallocate.load(Ordering::Relaxed) && !self.0.opened.discard_zeroes {
             return IoFuture::ready(Ok(()));
         }
         let inner = self.0.clone();

@@ -62,6 +62,7 @@ fn geometry(info: &FileInfo, options: &FileOptions) -> Result<Geometry, String> 
         ));
     }
     let physical = info.physical_block_bytes.max(block);
+    let can_discard = info.can_deallocate && !options.read_only;
     Ok(Geometry {
         size_bytes,
         block_bytes: block,
@@ -70,7 +71,9 @@ fn geometry(info: &FileInfo, options: &FileOptions) -> Result<Geometry, String> 
         memory_align_bytes: info.memory_align_bytes.max(1),
         volatile_cache: true,
         read_only: options.read_only,
-        can_discard: info.can_deallocate && !options.read_only,
+        can_discard,
+        // A disk may turn out not to be able to, and is not to be written over then.
+        discard_zeroes: can_discard && !info.block_device,
         can_write_zeroes: (info.can_zero || info.can_deallocate) && !options.read_only,
     })
 }

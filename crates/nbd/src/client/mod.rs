@@ -89,6 +89,7 @@ fn shape(info: &ServerInfo) -> (Geometry, usize) {
         volatile_cache: info.has(flag::SEND_FLUSH),
         read_only: info.has(flag::READ_ONLY),
         can_discard: info.has(flag::SEND_TRIM),
+        discard_zeroes: false,
         can_write_zeroes: info.has(flag::SEND_WRITE_ZEROES),
         ..Geometry::new(size_bytes, block_bytes)
     };

@@ -205,6 +205,8 @@ bits! {
     }
 }
 
+/// DLFEAT bits 2:0: deallocated blocks read as zeroes.
+pub const READS_AS_ZEROES: u8 = 1;
 /// NMIC bit 0: the namespace may be attached to several controllers.
 pub const SHARED: u8 = 1;
 /// NSATTR bit 0: the namespace is write protected.

@@ -5,7 +5,9 @@ use flagstone_blockdev::Geometry;
 use flagstone_blockdev::device::MAX_TRANSFER_BYTES;
 use flagstone_blockdev::limits::DEVICE_MAX_BYTES;
 use flagstone_nvme::identify::controller::{optional_io, write_cache};
-use flagstone_nvme::identify::namespace::{DeallocateFeatures, NamespaceFeatures, WRITE_PROTECTED};
+use flagstone_nvme::identify::namespace::{
+    DeallocateFeatures, NamespaceFeatures, READS_AS_ZEROES, WRITE_PROTECTED,
+};
 use flagstone_nvme::identify::{IdentifyController, IdentifyNamespace, NvmController};
 use flagstone_nvme::limits::{DSM_RANGES, IO_BLOCKS};
 use flagstone_nvme::property::Capabilities;
@@ -17,9 +19,6 @@ const BLOCK_EXPONENTS: std::ops::RangeInclusive<u8> = 9..=16;
 
 /// SGLS bits 1:0: SGLs are supported, with any alignment or that of a dword.
 const SGL_SUPPORT: u32 = 3;
-
-/// DLFEAT: deallocated blocks read as zeroes.
-const READS_AS_ZEROES: u8 = 1;
 
 /// A namespace as this host uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +33,8 @@ pub(super) struct Shape {
     pub(super) zero_blocks: u32,
     /// Write Zeroes may be told to deallocate.
     pub(super) zero_deallocates: bool,
+    /// It knows the command to deallocate.
+    takes_discards: bool,
     pub(super) discard: DiscardLimits,
     /// NGUID and EUI64.
     identity: ([u8; 16], [u8; 8]),
@@ -157,6 +158,7 @@ impl Controller {
             zero_blocks: self.blocks_of_exponent(limits.write_zeroes_exponent, shift),
             zero_deallocates: deallocated.write_zeroes() != 0
                 && deallocated.reads_as() == READS_AS_ZEROES,
+            takes_discards: self.optional_io & optional_io::DATASET_MANAGEMENT != 0,
             discard: DiscardLimits::new(limits),
             identity: (identify.nguid, identify.eui64),
         })
@@ -186,6 +188,8 @@ impl Controller {
             // Deallocated blocks that read as something else break what `discard` promises.
             can_discard: does(optional_io::DATASET_MANAGEMENT)
                 && deallocated.reads_as() == READS_AS_ZEROES,
+            // The same namespace by another path may leave what was there.
+            discard_zeroes: false,
             can_write_zeroes: does(optional_io::WRITE_ZEROES),
             ..Geometry::new(size_bytes, block_bytes)
         }
@@ -220,9 +224,10 @@ impl Shape {
     /// Whether `now`, seen over a new connection, can stand in for this one. It may have grown.
     pub(super) fn check_still(&self, now: &Shape) -> Result<(), HostError> {
         let (old, new) = (&self.geometry, &now.geometry);
-        let able = (new.can_discard || !old.can_discard)
-            && (new.can_write_zeroes || !old.can_write_zeroes)
-            && (now.zero_deallocates || !self.zero_deallocates);
+        // By another path, or after an upgrade, a target may say less of what deallocated blocks read
+        // as: nobody was promised more, and Write Zeroes leaves zeroes however it is done.
+        let able = (now.takes_discards || !self.takes_discards)
+            && (new.can_write_zeroes || !old.can_write_zeroes);
         let fits = now.transfer_bytes >= self.transfer_bytes
             && now.zero_blocks >= self.zero_blocks
             && now.discard.ranges >= self.discard.ranges
@@ -282,7 +287,8 @@ mod tests {
     #[test]
     fn a_plain_namespace() {
         let shape = shape(&controller(), &namespace()).unwrap();
-        assert_eq!(shape.geometry, Geometry::new(4 << 20, 4096));
+        let geometry = Geometry { discard_zeroes: false, ..Geometry::new(4 << 20, 4096) };
+        assert_eq!(shape.geometry, geometry);
         assert_eq!((shape.transfer_bytes, shape.zero_blocks), (1 << 20, 1 << 16));
         assert!(shape.zero_deallocates);
         assert_eq!((shape.discard.ranges, shape.discard.range_blocks), (256, u32::MAX));
@@ -357,6 +363,7 @@ mod tests {
         assert!(with(|controller, _| controller.volatile_write_cache = 1).is_err());
         assert!(with(|controller, _| controller.max_transfer_exponent = 7).is_err());
         assert!(with(|controller, _| controller.optional_io = U16::ZERO).is_err());
+        assert!(with(|_, namespace| namespace.deallocate_features = 0).is_ok());
     }
 
     proptest! {

@@ -8,7 +8,7 @@ use flagstone_nvme::identify::controller::{
     multipath, optional_io, sgl_support, write_cache,
 };
 use flagstone_nvme::identify::namespace::{
-    DeallocateFeatures, NamespaceFeatures, READY, SHARED, WRITE_PROTECTED,
+    DeallocateFeatures, NamespaceFeatures, READS_AS_ZEROES, READY, SHARED, WRITE_PROTECTED,
 };
 use flagstone_nvme::identify::{
     Cns, CommandSets, ControllerList, DescriptorWriter, IdentifyController, IdentifyNamespace,
@@ -226,7 +226,8 @@ impl Controller {
         let write_granularity = in_blocks_0based(geometry.physical_block_bytes);
         let optimal_bytes = geometry.optimal_io_bytes.max(geometry.physical_block_bytes);
         let deallocate = DeallocateFeatures::default()
-            // What a discarded block reads as is not said: zeroes, or what was there.
+            // Without: zeroes, or what was there, which has no code of its own.
+            .with_reads_as(if geometry.discard_zeroes { READS_AS_ZEROES } else { 0 })
             .with_write_zeroes(u8::from(geometry.can_discard));
         let mut structure = IdentifyNamespace {
             size_blocks: blocks,

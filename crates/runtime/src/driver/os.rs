@@ -143,9 +143,19 @@ fn regular_file_info(file: &std::fs::File, direct: bool) -> io::Result<FileInfo>
         logical_block_bytes: offset.max(512),
         physical_block_bytes: u32::try_from(meta.blksize()).unwrap_or(4096).max(4096),
         memory_align_bytes: memory.max(1),
-        can_deallocate: true,
+        can_deallocate: can_deallocate(file, meta.len()),
         can_zero: true,
     })
+}
+
+/// Tried beyond the end of the file, where there is nothing to lose.
+fn can_deallocate(file: &std::fs::File, size_bytes: u64) -> bool {
+    use rustix::fs::{FallocateFlags, fallocate};
+    use rustix::io::Errno;
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let tried = fallocate(file, mode, size_bytes.next_multiple_of(1 << 16), 1 << 16);
+    // Other errors, such as that of a file that is open for reading alone, say nothing of it.
+    !matches!(tried, Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
 fn block_device_info(file: &std::fs::File, rdev: u64, direct: bool) -> io::Result<FileInfo> {

@@ -114,7 +114,7 @@ fn a_namespace_is_its_device() {
     // In blocks of 512 bytes, 0's based: 4 KiB physical, 64 KiB optimal.
     assert_eq!((id.write_granularity_0based.get(), id.optimal_write_0based.get()), (7, 127));
     assert_eq!((id.features, id.sharing, id.attributes), (1 << 4, 1, 1));
-    assert_eq!((id.deallocate_features, id.reservation_capabilities), (1 << 3, 0));
+    assert_eq!((id.deallocate_features, id.reservation_capabilities), (1 << 3 | 1, 0));
     assert_eq!((id.nguid, id.eui64, id.ana_group.get()), ([0x5a; 16], [0; 8], 1));
     assert_eq!(id.capacity_bytes.get(), 1 << 30);
 
