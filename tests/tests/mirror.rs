@@ -71,9 +71,10 @@ fn a_mirror_survives_a_link_that_is_cut() {
 #[test]
 fn an_asynchronous_mirror_survives_a_link_that_is_cut() {
     let options = "mode = \"async\", queue = \"32MiB\"";
-    let setup = Setup { size_bytes: SIZE_BYTES, options, ..Setup::default() };
+    let small = Some(Small { node: 1, log: false, room_bytes: 2 * SIZE_BYTES });
+    let setup = Setup { size_bytes: SIZE_BYTES, options, small, ..Setup::default() };
     let Some(pair) = Pair::linked("an asynchronous link that is cut", setup) else { return };
-    survives(pair, &LOSSLESS_EVENTS, "", 5);
+    survives(pair, &[&LOSSLESS_EVENTS[..], &SMALL_EVENTS].concat(), "", 5);
 }
 
 /// How to attach a volume is told when there is one.

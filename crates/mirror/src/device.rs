@@ -70,10 +70,18 @@ impl Mirror {
 /// Where a read goes.
 struct Reading {
     local: bool,
-    /// A peer that has all that was completed.
-    whole: Option<SharedSession>,
+    peer: Option<Other>,
     /// See [`State::terms`].
     term: u64,
+}
+
+/// A peer that may be read.
+struct Other {
+    leg: usize,
+    serial: u64,
+    session: SharedSession,
+    /// It has all that was completed; else it gets it by its queue.
+    whole: bool,
 }
 
 impl Inner {
@@ -82,13 +90,14 @@ impl Inner {
         if !state.active {
             return Err(IoError::Unreachable);
         }
-        let whole = |(leg, own): &(&LegState, &Leg)| {
-            // In asynchronous mode it may lag behind.
-            leg.phase == Phase::InSync && own.options().mode == Mode::Sync
+        let other = |(leg, (own, options)): (usize, (&LegState, &Leg))| {
+            let session = own.session.clone().filter(|_| own.phase == Phase::InSync)?;
+            let whole = state.local_failed || options.options().mode == Mode::Sync;
+            Some(Other { leg, serial: own.serial, session, whole })
         };
-        let found = state.legs.iter().zip(&self.legs).find(whole);
-        let whole = found.and_then(|(leg, _)| leg.session.clone());
-        Ok(Reading { local: !state.local_failed, whole, term: state.terms })
+        let others = state.legs.iter().zip(&self.legs).enumerate().filter_map(other);
+        let peer = others.min_by_key(|peer| !peer.whole);
+        Ok(Reading { local: !state.local_failed, peer, term: state.terms })
     }
 }
 
@@ -110,15 +119,15 @@ async fn read(inner: Arc<Inner>, offset: u64, mut buf: BufMut) -> Result<BufMut,
             Some(successor) => Some(Err(successor.clone())),
             None => (!state.moving || state.active).then(|| Ok(inner.reading(state))),
         });
-        let Reading { local, whole, term } = match reading.await {
+        let Reading { local, peer, term } = match reading.await {
             Ok(reading) => reading?,
             Err(successor) => return Box::pin(read(successor.0, offset, buf)).await,
         };
-        let result = match (local, whole) {
-            (false, Some(session)) => session.read(offset, buf).await,
+        let result = match (local, peer) {
+            (false, Some(peer)) => peer.session.read(offset, buf).await,
             (false, None) => Err(IoError::Unreachable),
-            (true, whole) => match inner.local.data().read(offset, buf).await {
-                Err(error) => read_elsewhere(&inner, whole, (offset, len), error).await,
+            (true, peer) => match inner.local.data().read(offset, buf).await {
+                Err(error) => read_elsewhere(&inner, peer, (offset, len), error).await,
                 found => found,
             },
         };
@@ -136,11 +145,14 @@ async fn read(inner: Arc<Inner>, offset: u64, mut buf: BufMut) -> Result<BufMut,
 /// The local leg could not be read: the peer may have it.
 async fn read_elsewhere(
     inner: &Arc<Inner>,
-    session: Option<SharedSession>,
+    peer: Option<Other>,
     (offset, len): (u64, usize),
     error: IoError,
 ) -> Result<BufMut, IoError> {
-    let Some(session) = session else { return Err(error) };
+    let Some(Other { leg, serial, session, whole }) = peer else { return Err(error) };
+    if !whole && !inner.catch_up(leg, serial).await {
+        return Err(error);
+    }
     count(&inner.counters.reads_from_peer, 1);
     let buf = flagstone_runtime::buf::acquire(len).await.map_err(|_| IoError::NoMemory)?;
     session.read(offset, buf).await.map_err(|_| error)

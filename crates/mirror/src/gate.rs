@@ -99,19 +99,22 @@ impl Inner {
             }
         }
         let mut going = Going { local: !state.local_failed, ..Going::default() };
+        let carried = state.local_failed;
         for (index, own) in state.legs.iter_mut().enumerate() {
-            going.legs[index] = self.pass_leg(own, index, (offset, len), data_bytes);
+            going.legs[index] = self.pass_leg(own, index, (offset, len), data_bytes, carried);
         }
         state.in_flight += 1;
         Passage::Go(going)
     }
 
+    /// A leg that carries the volume alone is waited for, also an asynchronous one.
     fn pass_leg(
         &self,
         own: &mut LegState,
         index: usize,
         (offset, len): (u64, u64),
         data_bytes: u64,
+        carried: bool,
     ) -> LegGoing {
         let leg = &self.legs[index];
         let Some(session) = own.session.as_ref().filter(|_| own.foreground) else {
@@ -126,6 +129,7 @@ impl Inner {
         let durable = !remembers && own.volatile_cache;
         let sending = Sending { session: session.clone(), serial: own.serial, durable, half };
         let going = match mode {
+            _ if carried => LegGoing::Send(sending),
             Mode::Sync => LegGoing::Send(sending),
             Mode::Async => match leg.queue().push(len, Inner::now_ns()) {
                 Some(place) => {
@@ -162,11 +166,11 @@ impl Inner {
             return Passage::Refused(IoError::Unreachable);
         }
         // Legs that acknowledge from memory have to flush too, or be recorded as out of date.
+        let local = !state.local_failed;
         let asks = |leg: &Leg| {
             let options = leg.options();
-            options.mode == Mode::Sync && options.remembers()
+            (options.mode == Mode::Sync || !local) && options.remembers()
         };
-        let local = !state.local_failed;
         let mut going = Going { local, ..Going::default() };
         for index in (0..self.legs.len()).filter(|index| asks(&self.legs[*index])) {
             let own = &mut state.legs[index];
@@ -229,7 +233,8 @@ impl State {
 fn stops(leg: &Leg, own: &LegState, index: usize, len: u64, state: &State) -> Option<Passage> {
     let options = leg.options();
     if own.foreground {
-        if options.mode == Mode::Sync || leg.queue().has_room(len) {
+        let waits = options.mode == Mode::Sync || state.local_failed;
+        if waits || leg.queue().has_room(len) {
             return None;
         }
         return Some(match options.when_full {

@@ -69,8 +69,7 @@ impl Inner {
             return Err(IoError::Unreachable);
         }
         let Err(error) = minted else { return Ok(()) };
-        let whole = self.first_whole();
-        let gone_on = self.go_on_without_local(whole, error).await;
+        let gone_on = self.go_on_without_local(self.heir(), error).await;
         if gone_on.is_err() {
             let replica = self.local.superblock().replica;
             tracing::error!(%replica, "a peer cannot be recorded as out of date ({error}): nothing \

@@ -244,14 +244,14 @@ impl Inner {
         Ok(())
     }
 
-    /// The local leg has failed. A peer that has all goes on without it; else the host gets `error`,
-    /// and the caller makes sure that no peer looks equal that is not.
+    /// The local leg has failed. A peer that has all, or gets it by its queue, goes on without it;
+    /// else the host gets `error`, and the caller makes sure that no peer looks equal that is not.
     pub(crate) async fn go_on_without_local(
         self: &Arc<Self>,
-        whole: Option<(usize, u64)>,
+        heir: Option<(usize, u64)>,
         error: IoError,
     ) -> Result<(), IoError> {
-        let Some((leg, serial)) = whole else { return Err(error) };
+        let Some((leg, serial)) = heir else { return Err(error) };
         // Not a change of role: those wait for the calls in flight, of which this is one.
         let begin =
             |state: &mut State| (!std::mem::replace(&mut state.leaving_local, true)).then_some(());
@@ -267,6 +267,13 @@ impl Inner {
             self.lose(other, serial);
         }
         let session = self.lock().legs[leg].session.clone().ok_or(error)?;
+        // From the last write that is left to a queue to the first that is waited for.
+        let _hold = self.hold();
+        if !self.is_whole(leg, serial) && !self.catch_up(leg, serial).await {
+            self.lose(leg, serial);
+            return Err(error);
+        }
+        // Before it has the name it flushes: what hosts flushed here is durable there.
         let lost = self.local.superblock().replica;
         let generation = Generation::random();
         self.lock().legs[leg].alone_as = generation;

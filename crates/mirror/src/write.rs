@@ -233,8 +233,7 @@ impl Inner {
         if error == IoError::Unreachable || !self.lock().active {
             return Err(error);
         }
-        let whole = self.first_whole();
-        self.go_on_without_local(whole, error).await
+        self.go_on_without_local(self.heir(), error).await
     }
 
     /// Waits until it is worth asking the gate again.
@@ -357,9 +356,16 @@ async fn settle(inner: &Arc<Inner>, flight: &Flight, landed: &Landed) -> Result<
 async fn record(inner: &Arc<Inner>, flight: &Flight, landed: &Landed) -> Result<(), IoError> {
     // Also of one that fails: to be waited for costs little, and it may still go on elsewhere.
     inner.complete_orders(&flight.going);
-    let (mut whole, mut lacking) = (None, false);
+    let (mut whole, mut following, mut lacking) = (None, None, false);
     for (leg, said) in landed.remote.iter().enumerate() {
-        let LegGoing::Send(sending) = &flight.going.legs[leg] else { continue };
+        let sending = match &flight.going.legs[leg] {
+            LegGoing::Send(sending) => sending,
+            LegGoing::Queue(sending, ..) => {
+                following = following.or(Some((leg, sending.serial)));
+                continue;
+            }
+            LegGoing::Marked => continue,
+        };
         if !matches!(said, Some(Ok(()))) {
             inner.mark(leg, flight.offset, flight.len);
             inner.lose(leg, sending.serial);
@@ -376,7 +382,7 @@ async fn record(inner: &Arc<Inner>, flight: &Flight, landed: &Landed) -> Result<
     let Err(error) = landed.local.unwrap_or(Err(IoError::WriteFault)) else {
         return if lacking { inner.record_difference().await } else { Ok(()) };
     };
-    let gone_on = inner.go_on_without_local(whole, error).await;
+    let gone_on = inner.go_on_without_local(whole.or(following), error).await;
     if gone_on.is_err() {
         // What reads find from now on is what is here. A peer may have what was to be written, and
         // must not look equal: a crash here would make that the better.
@@ -422,11 +428,30 @@ impl Inner {
         }
     }
 
+    /// A session whose peer can go on alone: it has all that was completed, or follows.
+    pub(crate) fn heir(&self) -> Option<(usize, u64)> {
+        let following = || {
+            let state = self.lock();
+            let mut legs = state.legs.iter().enumerate();
+            let found = legs.find(|(_, own)| own.phase == Phase::InSync && own.session.is_some());
+            found.map(|(leg, own)| (leg, own.serial))
+        };
+        self.first_whole().or_else(following)
+    }
+
+    /// Waits until an asynchronous peer has all that was completed so far; false when its session
+    /// ended before.
+    pub(crate) async fn catch_up(&self, leg: usize, serial: u64) -> bool {
+        self.wait_for_queue(leg).await;
+        // A write that it did not get has ended the session, before it left the queue.
+        self.lock().legs[leg].is_current(serial)
+    }
+
     /// True when this session's peer has all that was completed.
     pub(crate) fn is_whole(&self, leg: usize, serial: u64) -> bool {
         let state = self.lock();
         let in_sync = state.legs[leg].phase == Phase::InSync;
-        let at_once = self.legs[leg].options().mode == Mode::Sync;
+        let at_once = state.local_failed || self.legs[leg].options().mode == Mode::Sync;
         state.legs[leg].is_current(serial) && in_sync && at_once
     }
 
@@ -572,9 +597,8 @@ async fn settle_flush(
         inner.sent(leg, sending.half);
     }
     if let Err(error) = here {
-        // Legs that were not asked have all that was completed, durably.
-        let whole = inner.first_whole();
-        return inner.go_on_without_local(whole, error).await;
+        // A leg in mode `sync` that was not asked has all that was completed, durably.
+        return inner.go_on_without_local(inner.heir(), error).await;
     }
     if !going.local {
         // All that was completed is durable on a peer that is whole still, and nowhere else.

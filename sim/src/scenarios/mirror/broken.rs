@@ -9,7 +9,7 @@ use std::time::Duration;
 use flagstone_blockdev::{BlockDevice, IoError};
 use flagstone_mirror::peer::Request;
 use flagstone_mirror::state::MirrorState;
-use flagstone_mirror::{Ack, RoleError};
+use flagstone_mirror::{Ack, Mode, RoleError};
 use flagstone_runtime::sim::DiskFaults;
 use flagstone_runtime::{buf, time};
 
@@ -239,6 +239,67 @@ fn rule_24_a_log_that_cannot_be_written_leaves_the_peer_to_go_on() {
     pair.write(0, 40, 7).expect("the peer goes on alone");
     assert!(pair.mirror(0).has_failed());
     assert_eq!(pair.read(0, 40), 7);
+}
+
+/// What is in the queue of an asynchronous peer when the source's disk fails is there before the peer
+/// goes on alone, and is durable there if hosts had it flushed.
+#[test]
+fn rule_24_an_asynchronous_peer_goes_on_when_it_has_the_queue() {
+    let pair = Pair::new(24, |peer| peer.mode = Mode::Async);
+    pair.hub().set_slow(Duration::from_millis(5));
+    for number in 0..8 {
+        pair.write(0, number, 1 + number as u8).expect("the source has it");
+    }
+    pair.on(0, |mirror| async move { mirror.flush().await }).expect("the source's disk is sound");
+    assert!(pair.peer_status(0).lag_writes > 0, "the link is slower than the disk");
+    unwritable(&pair, 0, block(9));
+    pair.write(0, 9, 9).expect("the peer goes on alone");
+    assert!(pair.mirror(0).has_failed());
+    assert_eq!(pair.peer_status(0).lag_writes, 0);
+    for number in 0..8 {
+        assert_eq!(pair.read(0, number), 1 + number as u8);
+    }
+    assert_eq!(pair.read(0, 9), 9);
+    // From now on it is waited for, and flushes are its own.
+    pair.write(0, 10, 10).expect("the peer is there");
+    assert_eq!(pair.peer_status(0).lag_writes, 0);
+    let kept = durable(&pair, 1);
+    for number in 0..8_usize {
+        assert_eq!(kept[number * BLOCK as usize], 1 + number as u8, "it was flushed by its host");
+    }
+}
+
+/// The same of the role: it goes over without the failed disk, and back.
+#[test]
+fn an_asynchronous_source_whose_disk_failed_comes_back_as_a_target() {
+    let pair = Pair::new(25, |peer| peer.mode = Mode::Async);
+    pair.hub().set_slow(Duration::from_millis(2));
+    pair.write(0, 3, 3).expect("the source has it");
+    flush_fails(&pair, 0);
+    pair.on(0, |mirror| async move { mirror.flush().await }).expect("the peer has all");
+    pair.write(0, 5, 5).expect("the peer goes on alone");
+    pair.on(0, |mirror| async move { mirror.switchover(0).await }).expect("it has all");
+    set(&pair, 0, DiskFaults::default());
+    pair.reopen(0);
+    pair.becomes_whole(1);
+    assert_eq!((pair.read(1, 3), pair.read(1, 5)), (3, 5));
+}
+
+/// A block that the source cannot read comes from an asynchronous peer, behind what was queued.
+#[test]
+fn what_a_source_cannot_read_its_asynchronous_peer_has_after_the_queue() {
+    let pair = Pair::new(26, |peer| peer.mode = Mode::Async);
+    pair.write(0, 4, 1).expect("the source has it");
+    pair.hub().set_slow(Duration::from_millis(5));
+    pair.write(0, 4, 2).expect("the source has it");
+    let range = block(4);
+    set(&pair, 0, DiskFaults { unreadable: vec![range], ..DiskFaults::default() });
+    assert_eq!(read(&pair, 0, 4).map(|found| found[0]), Ok(2));
+    // Without it there is nobody else.
+    pair.cut();
+    pair.write(0, 7, 7).expect("the peer is lost");
+    pair.until(0, MirrorState::ResyncPending);
+    assert_eq!(read(&pair, 0, 4), Err(IoError::ReadFault));
 }
 
 #[test]

@@ -501,10 +501,14 @@ impl Cluster {
         self.assert_one_name();
         (0..2).for_each(|index| self.notice_adoption(index));
         self.notice_targets();
-        let [a, b] = [0, 1].map(|node| self.superblock(node).map(|found| found.current));
+        let found = [0, 1].map(|node| self.superblock(node));
+        let names = found.each_ref().map(|found| found.as_ref().map(|found| found.current));
         let mut lines = self.world.lines.borrow_mut();
-        for (line, (mine, others)) in lines.iter_mut().zip([(a, b), (b, a)]) {
-            line.minted |= mine != Some(line.parted_at) && mine != others;
+        for (node, line) in lines.iter_mut().enumerate() {
+            // A full resync to it has given it a name that is nobody's data.
+            let is_copied_to = found[node].as_ref().is_some_and(|found| found.flags.inconsistent);
+            let (mine, others) = (names[node], names[1 - node]);
+            line.minted |= !is_copied_to && mine != Some(line.parted_at) && mine != others;
         }
     }
 
