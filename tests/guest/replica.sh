@@ -158,14 +158,10 @@ identify() {
 # attach_data EPOCH IN-SYNC VERSION SIZE [GENERATION]: data of Attach, of the source whose Identify is
 # in `source` to the target whose is in `target`, in hexadecimal.
 attach_data() {
-    bytes target 16 16 | hex
-    bytes source 32 16 | hex
-    little 8 "$1"
-    echo -n "${5:-$(bytes target 56 8 | hex)}"
-    little 4 "$2"
-    little 2 "$3"
-    little 2 0
-    little 8 "$4"
+    theirs=$(hex <target)
+    own=$(hex <source)
+    echo -n "${theirs:32:32}${own:64:32}$(little 8 "$1")${5:-${theirs:112:16}}"
+    echo -n "$(little 4 "$2")$(little 2 "$3")0000$(little 8 "$4")"
 }
 # repeat COUNT HEX
 repeat() {
@@ -302,7 +298,7 @@ hosts_write() {
     eventually is_block_device "$volume"
     (
         until [ -e enough ]; do
-            verify_fio --rw=randwrite --bs=8k --size=2m --iodepth=8
+            verify_fio --rw=randwrite --bs=8k --size=2m --iodepth=8 --rate_iops=200
         done
         touch written
     ) >/share/load.log 2>&1 &
