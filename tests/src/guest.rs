@@ -24,8 +24,9 @@ use crate::tools;
 /// This machine's 127.0.0.1, as the guest sees it (QEMU's user-mode network).
 pub const HOST_ADDRESS: &str = "10.0.2.2";
 
-/// Longest life of a guest. A safety net: a run takes well under a minute on two idle cores.
-const GUEST_WAIT: Duration = Duration::from_secs(600);
+/// Longest life of a guest. A safety net: a run takes a minute or two on two idle cores, and many times
+/// that where others use them.
+const GUEST_WAIT: Duration = Duration::from_secs(1200);
 
 /// Memory of the guest, MiB. The initramfs takes 100, the page cache of the scripts the most.
 const MEMORY_MIB: u32 = 1500;

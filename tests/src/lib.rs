@@ -7,7 +7,8 @@
 //!   [`network`] lets the link between them be cut.
 //! - [`place`] runs programs with networks and mounts of their own.
 //! - [`process`] reads what `/proc` tells of a process; [`rng`] makes random choices repeatable.
-//! - [`guest`] boots a Linux kernel under QEMU, whose NVMe/TCP host then uses the server.
+//! - [`guest`] boots a Linux kernel under QEMU, whose NVMe/TCP host then uses the server;
+//!   [`by_hand`] judges what that is answered by a mirror's replica.
 //! - [`tools`] runs other programs, and skips a test, visibly, where one is missing.
 //! - [`wire`] makes the first bytes of a connection by hand.
 //! - [`scratch`] gives each test a directory of its own.
@@ -19,6 +20,7 @@
     reason = "real processes, threads and clocks are what an end-to-end test is made of"
 )]
 
+pub mod by_hand;
 pub mod guest;
 pub mod http;
 pub mod load;

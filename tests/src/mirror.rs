@@ -204,6 +204,11 @@ impl Pair {
         self.network.is_some()
     }
 
+    /// A node's disk, where the volume's data is at its beginning.
+    pub fn disk(&self, node: usize) -> &Path {
+        &self.disks[node]
+    }
+
     /// The network that parts them.
     ///
     /// # Panics

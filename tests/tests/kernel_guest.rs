@@ -4,7 +4,13 @@
 //! checksums, a filesystem, discard, digests, two kills of the server under load, disconnect. Those
 //! of a volume that two nodes mirror are in `tests/guest/multipath.sh`, those of one whose server
 //! restarts without what it is stored on in `tests/guest/late.sh`.
+//!
+//! In `tests/guest/replica.sh` nvme-cli sends all vendor specific commands of a replication
+//! subsystem, those that `docs/nvme-vendor-commands.md` prints word by word, and takes the place of a
+//! mirror's source with them. What it is answered is compared here with what the nodes say of
+//! themselves, and with their disks ([`flagstone_tests::by_hand`]).
 
+use flagstone_tests::by_hand::{self, Witness};
 use flagstone_tests::guest::{self, HOST_ADDRESS, Image, Script};
 use flagstone_tests::mirror::{Pair, Setup, VOLUME};
 use flagstone_tests::scratch::Scratch;
@@ -143,6 +149,42 @@ fn linux_multipath_follows_a_mirrored_volume() {
     println!("{}", report.summary());
     report.assert_passed();
     pair.end(source);
+}
+
+/// All vendor specific commands of a replication subsystem, by nvme-cli: a pair that mirrors is not
+/// disturbed by what is refused, and a host that is none of ours brings a target up to date and makes
+/// it the source.
+#[test]
+fn nvme_cli_sends_every_vendor_command() {
+    let image = match Image::build() {
+        Ok(image) => image,
+        Err(reason) => return tools::skip("vendor specific commands by nvme-cli", &reason),
+    };
+    // The examples are of blocks of 512 bytes, whatever the disk here has.
+    let volume = ["block_size = 512"; 2];
+    let pair = Pair::set_up(Setup { size_bytes: SIZE_BYTES, volume, ..Setup::default() });
+    let mut witness = Witness::of(pair.synchronised());
+    let ports = [0, 1].map(|node| witness.pair.host_address(node).1.to_owned()).join(" ");
+    let script = Script {
+        files: &["host.sh", "replica.sh"],
+        variables: &[
+            ("ADDRESS", HOST_ADDRESS),
+            ("PORTS", &ports),
+            ("SIZE_BYTES", &witness.size_bytes().to_string()),
+        ],
+        // As it is by default: a host that has one path of several takes care which errors it repeats.
+        kernel_arguments: "nvme_core.multipath=Y",
+    };
+    let report = guest::run(&image, &script, |request| witness.answer(request));
+    println!("{}", report.summary());
+    report.assert_passed();
+    witness.pair.end(1);
+}
+
+/// The commands that the document prints are those that the scenario runs.
+#[test]
+fn the_examples_of_vendor_commands_are_those_that_are_run() {
+    by_hand::assert_examples_are_run();
 }
 
 /// The scenario must ask of a target no more than Linux's own gives: if this fails, the scenario

@@ -77,7 +77,8 @@ impl Drop for Served {
 }
 
 impl TargetSession {
-    fn is_attached(&self) -> bool {
+    /// Whether it is the one that is attached.
+    pub fn is_attached(&self) -> bool {
         self.inner.is_attached(self.number)
     }
 

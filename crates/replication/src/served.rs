@@ -175,6 +175,11 @@ impl VendorSession for Served {
         Arc::new(Leg { geometry: self.geometry, session: Some(self.session.clone()) })
     }
 
+    /// Until it attaches, and that is for its host to do.
+    fn is_cut_off(&self) -> bool {
+        !self.session.is_attached()
+    }
+
     fn reply_bytes(&self, command: &Sqe) -> Result<usize, Status> {
         // Data goes one way: what comes with some is parsed with it.
         match Request::sent_bytes(AdminOpcode(command.opcode)) {

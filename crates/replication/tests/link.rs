@@ -454,6 +454,31 @@ async fn attached(address: Address) -> Arc<RemoteSession> {
     session
 }
 
+/// A session that is not attached, or not any more, is told so at once: nothing comes of trying again.
+/// What it shares a target with is not hurt by it.
+#[test]
+fn who_is_not_attached_does_not_try_again() {
+    let world = World::new(3, Mode::Sync);
+    world.until_mirroring(0);
+    let address = world.address(1);
+    let refused = world.sim.spawn_on(world.nodes[0], async move {
+        let connected = RemoteSession::connect(address, &subsystem(), host_options(0)).await;
+        let session = connected.expect("it serves");
+        let began = time::now();
+        let read = session.read(0, buf::alloc_small(4096)).await.map(drop);
+        let write = session.write(0, buf::zeroes(4096), false).await;
+        let order = wire::Order { number: 1, beside: 0 };
+        let ordered = session.write_ordered(0, buf::zeroes(4096), false, order).await;
+        let flush = session.flush().await;
+        assert_eq!([read, write, ordered, flush], [Err(IoError::Unreachable); 4]);
+        assert!(began.elapsed() < MOMENT, "{:?}", began.elapsed());
+        assert!(!session.is_lost());
+    });
+    world.sim.block_on(refused).expect("nobody ends it");
+    world.write(0, 0, 1);
+    assert_eq!(world.mirror(0).state(0), MirrorState::Mirroring);
+}
+
 /// Runs `test` with such a session.
 fn with_attached<T: Future<Output = ()>>(
     memory: Memory,

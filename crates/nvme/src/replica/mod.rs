@@ -8,7 +8,8 @@
 //!   (`nvme admin-passthru`, `nvme io-passthru`);
 //! - what is not used of a command is 0, and anything else is refused: a later version may give it
 //!   a meaning, and an older target then says so;
-//! - every admin command is idempotent: sent twice, the second finds done what the first did.
+//! - every admin command is idempotent: sent twice, the second finds done what the first did, or is
+//!   refused for it, and changes nothing more.
 //!
 //! Byte by byte, with examples, in `docs/nvme-vendor-commands.md`. [`request`] is what is asked,
 //! [`reply`] what is answered, [`order`] and [`compressed`] the I/O commands.

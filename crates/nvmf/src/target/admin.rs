@@ -83,7 +83,7 @@ impl Controller {
     }
 
     fn failed(&self, command: &Sqe, status: Status) -> AdminReply {
-        self.record_error(0, command, status, NO_LOCATION, 0);
+        self.record_error(0, command, status, NO_LOCATION, 0, 0);
         AdminReply::Now { cqe_result: 0, status: status.more(), data: None }
     }
 

@@ -156,8 +156,8 @@ impl Controller {
     }
 
     /// Notes a failed command in the error log: `location` is the byte of the command that is
-    /// wrong or [`super::NO_LOCATION`], `block` the first block that failed or 0. Admin and fabrics
-    /// commands are noted by themselves.
+    /// wrong or [`super::NO_LOCATION`], `block` the first block that failed or 0, `result` what is
+    /// specific to the command or 0. Admin and fabrics commands are noted by themselves.
     pub(crate) fn record_error(
         &self,
         qid: u16,
@@ -165,8 +165,9 @@ impl Controller {
         status: Status,
         location: u16,
         block: u64,
+        result: u64,
     ) {
-        lock(&self.errors).add(qid, command, status, location, block);
+        lock(&self.errors).add(qid, command, status, location, block, result);
     }
 
     /// Whether it serves the discovery log, not namespaces.

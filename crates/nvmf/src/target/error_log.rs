@@ -22,7 +22,8 @@ pub(super) struct ErrorLog {
 
 impl ErrorLog {
     /// Notes that `command` of queue `qid` failed with `status`; `location` is the byte of the
-    /// command that is wrong, or [`NO_LOCATION`]; `block` the block that failed, or 0.
+    /// command that is wrong, or [`NO_LOCATION`]; `block` the block that failed, or 0; `result` what
+    /// is specific to the command, or 0.
     pub(super) fn add(
         &mut self,
         qid: u16,
@@ -30,6 +31,7 @@ impl ErrorLog {
         status: Status,
         location: u16,
         block: u64,
+        result: u64,
     ) {
         self.count = self.count.saturating_add(1);
         self.entries.truncate(ERROR_LOG_ENTRIES - 1);
@@ -43,6 +45,7 @@ impl ErrorLog {
             nsid: U32::new(if command.fabrics_type().is_some() { 0 } else { command.nsid.get() }),
             transport: Transport::TCP.0,
             opcode: command.opcode,
+            command_specific: U64::new(result),
             version: 1,
             ..ErrorEntry::default()
         });
@@ -68,12 +71,14 @@ mod tests {
         let mut log = ErrorLog::default();
         let command = Sqe::keep_alive(7);
         for _ in 0..ERROR_LOG_ENTRIES + 3 {
-            log.add(0, &command, Status::INVALID_FIELD.dnr(), NO_LOCATION, 0);
+            log.add(0, &command, Status::INVALID_FIELD.dnr(), NO_LOCATION, 0, 9);
         }
         let counts: Vec<u64> = log.iter().map(|entry| entry.error_count.get()).collect();
         assert_eq!(counts.len(), ERROR_LOG_ENTRIES);
         assert_eq!((counts[0], counts[1]), (67, 66));
-        assert_eq!(log.iter().next().unwrap().status(), Status::INVALID_FIELD.dnr());
+        let newest = log.iter().next().unwrap();
+        assert_eq!(newest.status(), Status::INVALID_FIELD.dnr());
+        assert_eq!(newest.command_specific.get(), 9);
         assert_eq!(log.count(), 67);
     }
 }

@@ -44,7 +44,7 @@ impl Controller {
         self.saw_traffic();
         let mut reply = FabricsReply::new(self.fabrics_outcome(queue, command));
         if !reply.status.is_success() {
-            self.record_error(queue.qid, command, reply.status, NO_LOCATION, 0);
+            self.record_error(queue.qid, command, reply.status, NO_LOCATION, 0, 0);
             reply.status = reply.status.more();
         }
         reply.disconnect =
@@ -106,7 +106,10 @@ impl Controller {
     fn shut_down(self: &Arc<Self>, flush: bool) {
         let table = self.snapshot();
         let volatile = |ns: &&Arc<Namespace>| ns.geometry.volatile_cache && !ns.read_only;
-        let caches: Vec<Arc<Namespace>> = table.iter().filter(volatile).cloned().collect();
+        // Of a host that is cut off nothing is there that could be lost by its leaving.
+        let reached = |ns: &Arc<Namespace>| ns.session.as_ref().is_none_or(|one| !one.is_cut_off());
+        let own = table.iter().filter(volatile).filter_map(|ns| self.own_namespace(ns));
+        let caches: Vec<Arc<Namespace>> = own.filter(reached).collect();
         if !flush || caches.is_empty() {
             self.finish_shutdown();
             return;

@@ -59,13 +59,26 @@ impl Connection {
     #[cold]
     pub(super) fn fail(&self, command: &Sqe, status: Status, payload: usize) {
         let block = BlockCommand::parse(command).range.start();
+        let status = if self.is_cut_off(command, status) { status.dnr() } else { status };
         self.with_controller(|controller, queue| {
-            controller.record_error(queue.qid, command, status, NO_LOCATION, block);
+            controller.record_error(queue.qid, command, status, NO_LOCATION, block, 0);
             if status.sct() == sct::MEDIA && status.code() != Status::COMPARE_FAILURE {
                 queue.counters.media_error();
             }
         });
         self.complete(command.cid.get(), status, payload);
+    }
+
+    /// Whether a command found a device out of reach that stays so for its host: see
+    /// [`super::VendorSession::is_cut_off`].
+    fn is_cut_off(&self, command: &Sqe, status: Status) -> bool {
+        let nsid = command.nsid.get();
+        let cut_off = |namespace: &Arc<Namespace>| {
+            let named = namespace.nsid == nsid || nsid == NAMESPACE_ID_ALL;
+            named && namespace.session.as_ref().is_some_and(|session| session.is_cut_off())
+        };
+        status == Status::INTERNAL_PATH_ERROR
+            && self.namespaces().is_ok_and(|all| all.iter().any(cut_off))
     }
 
     /// Completes a command that has run.

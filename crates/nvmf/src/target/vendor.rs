@@ -47,6 +47,13 @@ pub trait VendorSession: Send + Sync + 'static {
     /// Where ordinary I/O commands go: of the same geometry as the namespace's device.
     fn device(&self) -> SharedDevice;
 
+    /// Whether its device is out of reach for good, until this host does something about it. A command
+    /// that found it so ends with Do Not Retry then: a host that had no other path would send it
+    /// again, and again.
+    fn is_cut_off(&self) -> bool {
+        false
+    }
+
     /// How much data an admin command has for the host, in bytes: at most [`VENDOR_DATA_BYTES`].
     ///
     /// # Errors
@@ -119,7 +126,8 @@ pub struct VendorHost {
 pub struct VendorReply {
     /// Its status.
     pub status: Status,
-    /// Dwords 0 and 1 of its completion.
+    /// Dwords 0 and 1 of its completion. Those of a refusal are in the error log too, as what is
+    /// specific to the command: tools show of a command that failed the status alone.
     pub result: u64,
     /// Data for the host, only with success: the place that it was given.
     pub data: Option<BufMut>,

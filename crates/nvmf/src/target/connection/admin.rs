@@ -79,7 +79,8 @@ impl Connection {
             }
         } else {
             self.with_controller(|controller, _| {
-                controller.record_error(0, command, reply.status, NO_LOCATION, 0);
+                let VendorReply { status, result, .. } = reply;
+                controller.record_error(0, command, status, NO_LOCATION, 0, result);
             });
             self.respond(Cqe::with_result(cid, reply.status.more(), reply.result));
         }

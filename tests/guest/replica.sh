@@ -1,0 +1,581 @@
+# Every vendor specific command of a replication subsystem, sent by nvme-cli: to a pair that is in
+# sync, and, in place of a source that is gone, to its target. Needs ADDRESS, PORTS (of node 0, the
+# source, and node 1), SIZE_BYTES, and a host that answers:
+#
+#   mirroring                       both are in sync, and have been since they were asked last
+#   about NODE HEX                  this answer to Identify is what the node says of itself
+#   state NODE FIELD VALUE          the node says so of its replica
+#   bitmap NODE HEX BYTES OFFSET    of so many bytes a bit: what the node says is out of date, with
+#                                   the part at OFFSET, and not all
+#   checksums NODE OFFSET BYTES PART HEX
+#                                   of each PART of so many bytes of the node's disk
+#   disk NODE OFFSET HEX            this is on the node's disk
+#   crash                           the source, node 1, is killed, then node 0; node 1 starts again
+#   room NODE BYTES                 the node's device is that large now
+#   rejoin                          node 0 starts again, is brought up to date, and equal
+#
+# After `example` stands a command of docs/nvme-vendor-commands.md, word by word.
+
+volume=nqn.2026-01.io.flagstone:db
+replica=$volume:replica
+# What the examples have as a generation, and what has no place in their dwords.
+minted=0123456789abcdef
+cd /tmp
+
+# talk_to NODE: whose replica is meant from here on.
+talk_to() {
+    case $1 in
+        0) PORT=${PORTS% *} peer=node-b ;;
+        1) PORT=${PORTS#* } peer=node-a ;;
+    esac
+}
+controller_of() {
+    for entry in /sys/class/nvme/nvme*; do
+        if [ "$(cat "$entry/subsysnqn")" = "$1" ]; then
+            basename "$entry"
+            return
+        fi
+    done
+    return 1
+}
+# The device of the subsystem; nvme0c0n1 is a hidden path.
+namespace_of() {
+    for entry in /sys/class/nvme-subsystem/nvme-subsys*; do
+        if [ "$(cat "$entry/subsysnqn")" = "$1" ]; then
+            (cd "$entry" && ls -d nvme*n* | grep -v c) && return
+        fi
+    done
+    return 1
+}
+is_block_device() {
+    [ -b "/dev/$(namespace_of "$1")" ]
+}
+# Of the volume, for host.sh.
+namespace() {
+    namespace_of "$volume"
+}
+is_gone() {
+    refused controller_of "$1" && refused namespace_of "$1"
+}
+disconnect() {
+    nvme disconnect -n "$1"
+    eventually is_gone "$1"
+}
+
+# example COMMAND...: runs it with what the document cannot know in its place: where the node is, by
+# what name it knows its peer, and which device the kernel made of it.
+example() {
+    for word; do
+        shift
+        case $word in
+            192.0.2.2) word=$ADDRESS ;;
+            4420) word=$PORT ;;
+            --hostnqn=*) word=--hostnqn=nqn.2026-01.io.flagstone:node:$peer ;;
+            /dev/nvme1) word=/dev/$(controller_of "$replica") ;;
+            /dev/nvme1n1) word=/dev/$(namespace_of "$replica") ;;
+        esac
+        set -- "$@" "$word"
+    done
+    "$@"
+}
+# The same commands with other values.
+admin() {
+    nvme admin-passthru "/dev/$(controller_of "$replica")" -n 1 "$@"
+}
+io() {
+    nvme io-passthru "/dev/$(namespace_of "$replica")" -n 1 "$@"
+}
+# ends WITH COMMAND...: it fails, and nvme-cli says so.
+ends() {
+    status=$1
+    shift
+    if "$@" >/tmp/said 2>&1; then
+        return 1
+    fi
+    cat /tmp/said
+    grep -q "^NVMe status: .*($status)$" /tmp/said
+}
+# Statuses, with Do Not Retry; More is added to those of admin commands, as there is a log entry.
+unrelated=0x6701
+active=0x6702
+fenced=0x6703
+changed=0x6704
+not_attached=0x6705
+inconsistent=0x6706
+range=0x6707
+not_now=0x6709
+version=0x670a
+invalid_field=0x6002
+invalid_opcode=0x6001
+invalid_length=0x600f
+io_path=0x4300
+io_invalid_field=0x4002
+io_invalid_length=0x400f
+io_range=0x4080
+
+# bytes FILE FROM COUNT
+bytes() {
+    dd if="$1" bs=1 skip="$2" count="$3" 2>/dev/null
+}
+hex() {
+    od -An -v -tx1 | tr -d ' \n'
+}
+# Hexadecimal digits as bytes.
+unhex() {
+    printf "$(sed -E 's/(..)/\\x\1/g')"
+}
+# little BYTES NUMBER: as it is on the wire.
+little() {
+    left=$1
+    rest=$2
+    while [ $left -gt 0 ]; do
+        printf %02x $((rest & 255))
+        rest=$((rest >> 8))
+        left=$((left - 1))
+    done
+}
+# number FILE FROM COUNT: the other way.
+number() {
+    value=0
+    shift=0
+    for byte in $(bytes "$1" "$2" "$3" | od -An -v -tu1); do
+        value=$((value | byte << shift))
+        shift=$((shift + 8))
+    done
+    echo $value
+}
+# dwords FIRST FILE FROM COUNT: --cdwN= of these bytes.
+dwords() {
+    at=$3
+    for dword in $(seq "$1" $(($1 + $4 / 4 - 1))); do
+        echo "--cdw$dword=$(number "$2" $at 4)"
+        at=$((at + 4))
+    done
+}
+identify() {
+    admin -o 0xc2 -r -l 512 $(dwords 10 "$1" 32 16) -b
+}
+# attach_data EPOCH IN-SYNC VERSION SIZE [GENERATION]: data of Attach, of the source whose Identify is
+# in `source` to the target whose is in `target`, in hexadecimal.
+attach_data() {
+    theirs=$(hex <target)
+    own=$(hex <source)
+    echo -n "${theirs:32:32}${own:64:32}$(little 8 "$1")${5:-${theirs:112:16}}"
+    echo -n "$(little 4 "$2")$(little 2 "$3")0000$(little 8 "$4")"
+}
+# repeat COUNT HEX
+repeat() {
+    for _ in $(seq "$1"); do
+        echo -n "$2"
+    done
+}
+# 4,096 bytes of a text that ends with its number.
+text() {
+    yes "block $1" | head -c 4096
+}
+
+# A name that is no peer's is not let in. A peer's is, and what Linux reads of a namespace to which
+# nobody is attached fails at once: to try again, on the only path there is, would go on for ever.
+connect() {
+    [ "$(cat /sys/module/nvme_core/parameters/multipath)" = Y ]
+    refused nvme connect -t tcp -a "$ADDRESS" -s "$PORT" -n "$replica" --data-digest
+    dmesg | grep -q 'not allowed, hostnqn'
+    example nvme connect -t tcp -a 192.0.2.2 -s 4420 --data-digest \
+        -n nqn.2026-01.io.flagstone:db:replica \
+        --hostnqn=nqn.2026-01.io.flagstone:node:node-a \
+        --hostid=$(cat /proc/sys/kernel/random/uuid)
+    eventually is_block_device "$replica"
+    nvme list-subsys
+    refused dd if="/dev/$(namespace_of "$replica")" of=/dev/null bs=4k count=1 iflag=direct
+    # It is in no discovery log.
+    nvme discover -t tcp -a "$ADDRESS" -s "$PORT" >discovered
+    grep -q "^subnqn: *$volume$" discovered
+    refused grep -q "^subnqn: *$replica$" discovered
+}
+
+# Commands Supported and Effects: tools and kernels look there before they send what they do not know.
+effects() {
+    nvme get-log "/dev/$(controller_of "$replica")" -i 5 -l 4096 -b >effects-log
+    for opcode in 0xc1 0xc2 0xc4 0xc5 0xc6 0xc8 0xca 0xcc 0xd0 0xd4 0xd8; do
+        # Supported, and changes no blocks, of this namespace.
+        [ "$(number effects-log $((opcode * 4)) 4)" -eq $((0x100001)) ]
+    done
+    for opcode in 0x81 0x84 0x85; do
+        [ "$(number effects-log $((1024 + opcode * 4)) 4)" -eq $((0x100003)) ]
+    done
+    [ "$(number effects-log $((0xc3 * 4)) 4)" -eq 0 ]
+}
+
+identities() {
+    example nvme admin-passthru /dev/nvme1 -o 0xc2 -n 1 -r -l 512 \
+        --cdw10=0x33221100 --cdw11=0x77665544 --cdw12=0xbbaa9988 --cdw13=0xffeeddcc -b >target
+    ask about 1 "$(hex <target)"
+    # More room than there is data is fine, less is not.
+    admin -o 0xc2 -r -l 4096 -b >long
+    head -c 512 long | cmp - target
+    ends $invalid_length admin -o 0xc2 -r -l 508
+    ends $invalid_length admin -o 0xc2
+    # What has no meaning is refused, so that it may get one.
+    ends $invalid_field admin -o 0xc2 -r -l 512 --cdw14=1
+    ends $invalid_field admin -o 0xc2 -r -l 512 --cdw2=1
+    ends $invalid_opcode admin -o 0xc3
+    ends $invalid_opcode nvme admin-passthru "/dev/$(controller_of "$replica")" -o 0xc2 -n 2 -r -l 512
+}
+
+# What only the source that is attached is answered.
+not_attached() {
+    ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xc6 -n 1 -r -l 4032 --cdw10=0
+    ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xca -n 1 -r -l 128 \
+        --cdw12=1048576 --cdw13=65536
+    ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xc4 -n 1 --cdw10=2 \
+        --cdw12=0x89abcdef --cdw13=0x01234567
+    repeat 128 00 | unhex >ancestors.bin
+    ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xc5 -n 1 -w -l 128 -i ancestors.bin
+    ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xc8 -n 1 --cdw10=12
+    ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xd0 -n 1 \
+        --cdw10=0x33221100 --cdw11=0x77665544 --cdw12=0xbbaa9988 --cdw13=0xffeeddcc \
+        --cdw14=0x89abcdef --cdw15=0x01234567
+    text 3 >data.bin
+    ends $io_path example nvme io-passthru /dev/nvme1n1 -o 0x81 -n 1 -w -l 4096 -i data.bin \
+        --cdw12=7 --cdw13=3 --cdw14=1
+    ends $io_path example nvme io-passthru /dev/nvme1n1 -o 0x84 -n 1 --cdw2=2048 \
+        --cdw12=0x02000000 --cdw13=4
+    head -c 100 data.bin >data.lz4
+    ends $io_path example nvme io-passthru /dev/nvme1n1 -o 0x85 -n 1 -w -l 100 -i data.lz4 \
+        --cdw2=1 --cdw3=100 --cdw12=0x40000007
+}
+
+# refused_attach STATUS HEX: attach.bin is what is sent.
+refused_attach() {
+    echo -n "$2" | unhex >attach.bin
+    ends "$1" example nvme admin-passthru /dev/nvme1 -o 0xc1 -n 1 -w -l 64 -i attach.bin
+}
+# None of this ends the attachment of the source that there is.
+refused_attaches() {
+    # Who asks: the node that would be the source, as it says itself.
+    cp target source
+    epoch=$(number target 48 8)
+    refused_attach $unrelated "$(attach_data $epoch 1 3 "$SIZE_BYTES")"
+    echo -n "$(bytes target 0 32 | hex)$(repeat 16 a5)$(bytes target 48 464 | hex)" | unhex >source
+    [ "$(wc -c <source)" -eq 512 ]
+    sound=$(attach_data $epoch 1 3 "$SIZE_BYTES")
+    refused_attach $unrelated "$(repeat 16 5a)$(echo -n "$sound" | cut -c33-)"
+    refused_attach $fenced "$(attach_data $((epoch - 1)) 1 3 "$SIZE_BYTES")"
+    nvme error-log "/dev/$(controller_of "$replica")" -e 1 >errors
+    cat errors
+    grep -q '^status_field.*0x4703' errors
+    # Tools show no result of a command that failed: the later epoch is in the log.
+    grep -qE "^cs[[:space:]]*: 0x$(printf %x "$epoch")$" errors
+    refused_attach $changed "$(attach_data $epoch 1 3 "$SIZE_BYTES" "$(repeat 8 77)")"
+    refused_attach $version "$(attach_data $epoch 1 9 "$SIZE_BYTES")"
+    refused_attach $version "$(attach_data $epoch 1 1 "$SIZE_BYTES")"
+    refused_attach $range "$(attach_data $epoch 1 3 $((2 * SIZE_BYTES)))"
+    refused_attach $range "$(attach_data $epoch 1 3 $((SIZE_BYTES - 512)))"
+    # A flag, and a byte, that have no meaning; no volume.
+    refused_attach $invalid_field "$(attach_data $epoch 3 3 "$SIZE_BYTES")"
+    refused_attach $invalid_field "$(echo -n "$sound" | sed -E 's/^(.{108})../\101/')"
+    refused_attach $invalid_field "$(repeat 16 00)$(echo -n "$sound" | cut -c33-)"
+    # Too little data, and more than any command has.
+    ends $invalid_length admin -o 0xc1 -w -l 60 -i attach.bin
+    head -c 8192 /dev/zero >long
+    ends $invalid_field admin -o 0xc1 -w -l 8192 -i long
+}
+
+other_refusals() {
+    # Its data has another generation than the operator saw.
+    ends $changed example nvme admin-passthru /dev/nvme1 -o 0xd4 -n 1 --cdw12=0x89abcdef --cdw13=0x01234567
+    # It has no role that it could hand over, and no room for so much.
+    ends $not_now example nvme admin-passthru /dev/nvme1 -o 0xcc -n 1
+    ends $range example nvme admin-passthru /dev/nvme1 -o 0xd8 -n 1 --cdw10=0x0c000000
+    ends $invalid_field admin -o 0xd8 --cdw10=512
+    ends $invalid_field admin -o 0xd8
+    ends $invalid_field admin -o 0xc8 --cdw10=12 --cdw12=1
+}
+
+# Hosts write all the while, until they are told that it is enough.
+hosts_write() {
+    nvme connect -t tcp -a "$ADDRESS" -s "${PORTS% *}" -n "$volume" --nr-io-queues=2
+    eventually is_block_device "$volume"
+    (
+        until [ -e enough ]; do
+            verify_fio --rw=randwrite --bs=8k --size=2m --iodepth=8 --rate_iops=200
+        done
+        touch written
+    ) >/share/load.log 2>&1 &
+    ask mirroring
+}
+
+# Their data is what they wrote, and the mirror is as it was.
+undisturbed() {
+    touch enough
+    eventually test -e written
+    ask mirroring
+    disconnect "$volume"
+    disconnect "$replica"
+}
+
+# hello NODE: connects to its replica, and to no other: they have one name, and Linux takes them for
+# two ways to one.
+hello() {
+    talk_to "$1"
+    nvme connect -t tcp -a "$ADDRESS" -s "$PORT" -n "$replica" --data-digest --nr-io-queues=2 \
+        --hostnqn="nqn.2026-01.io.flagstone:node:$peer" --hostid="$(cat /proc/sys/kernel/random/uuid)"
+    eventually is_block_device "$replica"
+}
+
+# What the one that serves answers, and the role that it gives up.
+hand_over() {
+    hello 0
+    admin -o 0xc2 -r -l 512 -b >source
+    ask about 0 "$(hex <source)"
+    refused_attach $active "$(
+        bytes source 16 16 | hex
+        bytes target 32 16 | hex
+        little 8 100
+        bytes source 56 8 | hex
+        repeat 16 00
+    )"
+    ends $active admin -o 0xd4 $(dwords 12 source 56 8)
+    ends $active example nvme admin-passthru /dev/nvme1 -o 0xd8 -n 1 --cdw10=0x0c000000
+    # It is asked by who is no peer, and then by its target.
+    example nvme admin-passthru /dev/nvme1 -o 0xc2 -n 1 -r -l 512 \
+        --cdw10=0x33221100 --cdw11=0x77665544 --cdw12=0xbbaa9988 --cdw13=0xffeeddcc
+    ends $not_now example nvme admin-passthru /dev/nvme1 -o 0xcc -n 1
+    identify target >source
+    example nvme admin-passthru /dev/nvme1 -o 0xcc -n 1
+    ask state 1 active true
+    ask state 0 active false
+    ask mirroring
+    identify target >source
+    ask about 0 "$(hex <source)"
+    disconnect "$replica"
+}
+
+# Known data, by hosts, of which the log tells when the source has crashed. The specification of the
+# NVM command set has the checksums of these blocks.
+known=$((1 << 20))
+known_data() {
+    nvme connect -t tcp -a "$ADDRESS" -s "${PORTS#* }" -n "$volume" --nr-io-queues=2
+    eventually is_block_device "$volume"
+    rising=$(for value in $(seq 0 255); do printf %02x "$value"; done)
+    falling=$(for value in $(seq 255 -1 0); do printf %02x "$value"; done)
+    {
+        head -c 4096 /dev/zero
+        head -c 4096 /dev/zero | tr '\0' '\377'
+        repeat 16 "$rising" | unhex
+        repeat 16 "$falling" | unhex
+    } >known.bin
+    [ "$(wc -c <known.bin)" -eq 16384 ]
+    dd if=known.bin of="/dev/$(namespace_of "$volume")" bs=16k seek=$((known >> 14)) oflag=direct
+    disconnect "$volume"
+    ask crash
+}
+
+# In the place of the source: node 0, with its own identity.
+attach() {
+    hello 1
+    identify source >target
+    ask about 1 "$(hex <target)"
+    echo -n "$(attach_data "$(number target 48 8)" 0 3 "$SIZE_BYTES")" | unhex >attach.bin
+    example nvme admin-passthru /dev/nvme1 -o 0xc1 -n 1 -w -l 64 -i attach.bin
+    ask state 1 role target
+    ask state 1 has_source true
+    # Once more, as a source may whose answer was lost.
+    example nvme admin-passthru /dev/nvme1 -o 0xc1 -n 1 -w -l 64 -i attach.bin
+    # Ordinary commands are for who is attached.
+    blockdev --flushbufs "/dev/$(namespace_of "$replica")"
+    dd if="/dev/$(namespace_of "$replica")" bs=16k skip=$((known >> 14)) count=1 iflag=direct | cmp - known.bin
+}
+
+differences() {
+    example nvme admin-passthru /dev/nvme1 -o 0xc6 -n 1 -r -l 4032 --cdw10=0 -b >bitmap
+    [ "$(wc -c <bitmap)" -eq 4032 ]
+    ask bitmap 1 "$(hex <bitmap)" "$(number target 4 4)" $known
+    ends $range admin -o 0xc6 -r -l 4032 --cdw10=1
+    ends $range admin -o 0xc6 -r -l 4032 --cdw10=0xffffffff --cdw11=0xffffffff
+    ends $invalid_length admin -o 0xc6 -r -l 4028
+    ends $invalid_field admin -o 0xc6 -r -l 4032 --cdw12=1
+}
+
+checksums() {
+    admin -o 0xca -r -l 32 --cdw10=$known --cdw12=16384 --cdw13=4096 -b >sums
+    [ "$(hex <sums)" = "$(
+        for sum in 0x6482d367eb22b64e 0xc0ddba7302eca3ac 0x3e729f5f6750449c 0x9a2df64b8e9e517e; do
+            little 8 $sum
+        done
+    )" ]
+    example nvme admin-passthru /dev/nvme1 -o 0xca -n 1 -r -l 128 --cdw12=1048576 --cdw13=65536 -b >sums
+    ask checksums 1 0 1048576 65536 "$(hex <sums)"
+    # The last part is shorter.
+    admin -o 0xca -r -l 24 --cdw10=$known --cdw12=20480 --cdw13=8192 -b >sums
+    ask checksums 1 $known 20480 8192 "$(hex <sums)"
+    ends $range admin -o 0xca -r -l 16 --cdw10=$((SIZE_BYTES - 4096)) --cdw12=8192 --cdw13=4096
+    ends $invalid_field admin -o 0xca -r -l 8 --cdw12=512 --cdw13=4096
+    ends $invalid_field admin -o 0xca -r -l 8 --cdw12=2097152 --cdw13=2097152
+    ends $invalid_field admin -o 0xca -r -l 8 --cdw12=4096
+    ends $invalid_length admin -o 0xca -r -l 8 --cdw12=8192 --cdw13=4096
+}
+
+# A generation of the examples, then none: the replica is blank, and waits for a source.
+give_up() {
+    old=$(bytes target 56 8 | hex)
+    example nvme admin-passthru /dev/nvme1 -o 0xd0 -n 1 --cdw10=0x33221100 --cdw11=0x77665544 \
+        --cdw12=0xbbaa9988 --cdw13=0xffeeddcc --cdw14=0x89abcdef --cdw15=0x01234567
+    ask state 1 generation $minted
+    identify source >target
+    ask about 1 "$(hex <target)"
+    ends $invalid_field admin -o 0xd0 --cdw14=1
+    ends $changed admin -o 0xd4 --cdw10=1 --cdw12=0x89abcdef --cdw13=0x01234567
+    example nvme admin-passthru /dev/nvme1 -o 0xd4 -n 1 --cdw12=0x89abcdef --cdw13=0x01234567
+    ask state 1 generation 0000000000000000
+    # It is done, once.
+    ends $changed admin -o 0xd4 --cdw12=0x89abcdef --cdw13=0x01234567
+    identify source >target
+    ask about 1 "$(hex <target)"
+    # The session that was attached knows a generation that is gone.
+    refused_attach $changed "$(attach_data "$(number target 48 8)" 0 3 "$SIZE_BYTES" "$old")"
+    echo -n "$(attach_data "$(number target 48 8)" 0 0 0)" | unhex >attach.bin
+    example nvme admin-passthru /dev/nvme1 -o 0xc1 -n 1 -w -l 64 -i attach.bin
+}
+
+begin_resync() {
+    admin -o 0xc4 --cdw10=1
+    ask state 1 inconsistent true
+    ends $inconsistent admin -o 0xc4 --cdw10=3 --cdw12=1
+    ends $not_now admin -o 0xc8 --cdw10=12
+    ends $invalid_field admin -o 0xc4 --cdw10=4 --cdw12=1
+    ends $invalid_field admin -o 0xc4 --cdw10=2
+    ends $invalid_field admin -o 0xc4 --cdw10=1 --cdw11=1
+}
+
+# The kernel has what an nvme-cli sends to an I/O queue: its ioctl has not returned.
+is_sent() {
+    cat /proc/[0-9]*/syscall 2>/dev/null | grep -qE '^16 0x[0-9a-f]+ 0xc0(484e43|504e48) '
+}
+
+# Number 3 goes beside 2, so it is written before that has come; 4 waits for it.
+ordered_writes() {
+    text 1 >data1.bin
+    io -o 0x81 -w -l 4096 -i data1.bin --cdw10=8 --cdw12=7 --cdw13=1
+    ask disk 1 4096 "$(hex <data1.bin)"
+    text 3 >data.bin
+    example nvme io-passthru /dev/nvme1n1 -o 0x81 -n 1 -w -l 4096 -i data.bin --cdw12=7 --cdw13=3 --cdw14=1
+    ask disk 1 0 "$(hex <data.bin)"
+    ends $io_range io -o 0x81 -w -l 4096 -i data.bin --cdw12=7 --cdw13=3 --cdw14=1
+    example nvme io-passthru /dev/nvme1n1 -o 0x84 -n 1 --cdw2=2048 --cdw12=0x02000000 --cdw13=4 &
+    zeroes=$!
+    eventually is_sent
+    ask disk 1 0 "$(hex <data.bin)"
+    # Number 2, durably, with the block before those of 1: all of it is zero in the end.
+    io -o 0x81 -w -l 4096 -i data1.bin --cdw10=0 --cdw12=0x40000007 --cdw13=2
+    wait $zeroes
+    ask disk 1 0 "$(head -c 8192 /dev/zero | hex)"
+    # Beyond the end, of a length that is not said, and with bits that mean nothing.
+    last=$((SIZE_BYTES / 512 - 7))
+    ends $io_range io -o 0x81 -w -l 4096 -i data.bin --cdw10=$last --cdw12=7 --cdw13=5
+    ends $io_range io -o 0x84 --cdw2=8 --cdw10=$last --cdw13=5
+    ends $io_invalid_length io -o 0x81 -w -l 2048 -i data.bin --cdw12=7 --cdw13=5
+    ends $io_invalid_field io -o 0x81 -w -l 4096 -i data.bin --cdw12=0x80000007 --cdw13=5
+    ends $io_invalid_field io -o 0x81 -w -l 4096 -i data.bin --cdw12=7 --cdw2=1 --cdw13=5
+    ends $io_invalid_field io -o 0x84 --cdw12=0 --cdw13=5
+    # None of these had the number.
+    io -o 0x84 --cdw2=2048 --cdw10=2048 --cdw13=5
+    ask disk 1 $known "$(head -c 16384 /dev/zero | hex)"
+}
+
+# A hundred bytes of LZ4 that are 4,096: 71 as they are, which come again and again, and eight more.
+compressed_write() {
+    literal='A replica of the volume, as a Linux host writes it to a target by hand.'
+    [ ${#literal} -eq 71 ]
+    {
+        # Token (15 or more literals, 19 or more bytes of a match), 15 + 56 literals, distance 71, and
+        # 19 + 15 * 255 + 173 bytes; token (8 literals, the end).
+        printf '\xff\x38%s\x47\x00' "$literal"
+        repeat 15 ff | unhex
+        printf '\xad\x80the end\n'
+    } >data.lz4
+    [ "$(wc -c <data.lz4)" -eq 100 ]
+    {
+        yes "$literal" | tr -d '\n' | head -c 4088
+        echo 'the end'
+    } >inflated
+    example nvme io-passthru /dev/nvme1n1 -o 0x85 -n 1 -w -l 100 -i data.lz4 --cdw2=1 --cdw3=100 \
+        --cdw12=0x40000007
+    ask disk 1 0 "$(hex <inflated)"
+    # An ordered one; then what is no LZ4, is too short or too long for its blocks, or has no codec.
+    io -o 0x85 -w -l 100 -i data.lz4 --cdw2=0x80000001 --cdw3=100 --cdw10=8 --cdw12=7 --cdw13=6
+    ask disk 1 4096 "$(hex <inflated)"
+    head -c 100 /dev/zero | tr '\0' '\377' >nonsense
+    ends $io_invalid_field io -o 0x85 -w -l 100 -i nonsense --cdw2=1 --cdw3=100 --cdw12=7
+    ends $io_invalid_field io -o 0x85 -w -l 100 -i data.lz4 --cdw2=1 --cdw3=100 --cdw12=6
+    ends $io_invalid_field io -o 0x85 -w -l 100 -i data.lz4 --cdw2=1 --cdw3=100 --cdw12=8
+    ends $io_invalid_field io -o 0x85 -w -l 100 -i data.lz4 --cdw2=3 --cdw3=100 --cdw12=7
+    ends $io_invalid_field io -o 0x85 -w -l 100 -i data.lz4 --cdw2=1 --cdw12=7
+    ends $io_invalid_field io -o 0x85 -w -l 100 -i data.lz4 --cdw2=1 --cdw3=100 --cdw12=7 --cdw13=7
+    ends $io_invalid_length io -o 0x85 -w -l 96 -i data.lz4 --cdw2=1 --cdw3=100 --cdw12=7
+    ask disk 1 0 "$(hex <inflated)"
+}
+
+# Zeroes behind the volume, which is to have 192 MiB.
+clear_room() {
+    ends $range example nvme admin-passthru /dev/nvme1 -o 0xd8 -n 1 --cdw10=0x0c000000
+    ask room 1 $((256 << 20))
+    ends $not_now example nvme admin-passthru /dev/nvme1 -o 0xd8 -n 1 --cdw10=0x0c000000
+    eventually example nvme admin-passthru /dev/nvme1 -o 0xd8 -n 1 --cdw10=0x0c000000
+    identify source >target
+    [ "$(number target 232 8)" -ge $((192 << 20)) ]
+    [ "$(number target 8 8)" -eq "$SIZE_BYTES" ]
+}
+
+# With what the data comes from the node that was the source is brought up to date when it returns.
+end_resync() {
+    { bytes source 56 8 && repeat 120 00 | unhex; } >ancestors.bin
+    example nvme admin-passthru /dev/nvme1 -o 0xc5 -n 1 -w -l 128 -i ancestors.bin
+    identify source >target
+    bytes target 96 8 >newest
+    bytes source 56 8 | cmp - newest
+    example nvme admin-passthru /dev/nvme1 -o 0xc4 -n 1 --cdw10=2 --cdw12=0x89abcdef --cdw13=0x01234567
+    ask state 1 inconsistent false
+    ask state 1 generation $minted
+    # The log is forgotten.
+    admin -o 0xc6 -r -l 4032 -b | cmp -n 4032 - /dev/zero
+    admin -o 0xc4 --cdw10=3 --cdw12=0x76543210 --cdw13=0xfedcba98
+    ask state 1 generation fedcba9876543210
+    nvme flush "/dev/$(namespace_of "$replica")"
+}
+
+# It serves, and takes nothing of this host any more.
+promote() {
+    example nvme admin-passthru /dev/nvme1 -o 0xc8 -n 1 --cdw10=12
+    ask state 1 active true
+    identify source >target
+    ask about 1 "$(hex <target)"
+    [ "$(number target 48 8)" -ge 12 ]
+    ends $not_attached admin -o 0xc8 --cdw10=12
+    ends $io_path io -o 0x81 -w -l 4096 -i data.bin --cdw12=7 --cdw13=7
+    ends $active admin -o 0xd4 $(dwords 12 target 56 8)
+    disconnect "$replica"
+    ask rejoin
+}
+
+talk_to 1
+step connect connect
+step hosts-write hosts_write
+step effects effects
+step identities identities
+step not-attached not_attached
+step refused-attaches refused_attaches
+step other-refusals other_refusals
+step undisturbed undisturbed
+step hand-over hand_over
+step known-data known_data
+step attach attach
+step differences differences
+step checksums checksums
+step give-up give_up
+step begin-resync begin_resync
+step ordered-writes ordered_writes
+step compressed-write compressed_write
+step clear-room clear_room
+step end-resync end_resync
+step promote promote
