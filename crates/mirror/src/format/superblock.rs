@@ -16,7 +16,10 @@ const HISTORY_AT: usize = 136;
 const PEERS_AT: usize = HISTORY_AT + 8 * HISTORY_LEN;
 const PEER_BYTES: usize = 64;
 const DEVICE_AT: usize = PEERS_AT + PEER_BYTES * PEERS_MAX;
+/// End of what every release writes. A later one's fields follow, and its superblock says this length
+/// too, so that earlier ones go on to read it: they leave zeroes behind where they write.
 const END: usize = DEVICE_AT + 16;
+const LOG_PROGRESS_AT: usize = END;
 
 /// Who writes to the volume by this replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,6 +83,23 @@ impl PeerRecord {
     }
 }
 
+/// How far a log has come: two counters that only grow while it is the same log. Zero of both is where
+/// every log begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Sequence of its latest hot record.
+    pub record_sequence: u64,
+    /// Writes of its bitmap pages, all together.
+    pub page_writes: u64,
+}
+
+impl Progress {
+    /// True when nothing is missing that had been written up to `before`.
+    pub fn has_reached(self, before: Progress) -> bool {
+        self.record_sequence >= before.record_sequence && self.page_writes >= before.page_writes
+    }
+}
+
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
@@ -114,6 +134,9 @@ pub struct Superblock {
     pub log: Uuid,
     /// How often that log was opened for use.
     pub incarnation: u64,
+    /// How far that log had come, durably, when this was written: it has come at least as far. Zero
+    /// where an earlier release wrote this, which says nothing.
+    pub log_progress: Progress,
     /// What the volume is called where this replica is, in eight bytes that whoever opens it makes of
     /// its name; 0 when nobody has said. By it a device that was exchanged for another is told.
     pub called: u64,
@@ -154,6 +177,9 @@ impl Superblock {
         }
         put(&mut page, DEVICE_AT, &self.device_bytes.to_le_bytes());
         put(&mut page, DEVICE_AT + 8, &self.moved_from.to_le_bytes());
+        let Progress { record_sequence, page_writes } = self.log_progress;
+        put(&mut page, LOG_PROGRESS_AT, &record_sequence.to_le_bytes());
+        put(&mut page, LOG_PROGRESS_AT + 8, &page_writes.to_le_bytes());
         seal(&mut page);
         page
     }
@@ -217,6 +243,10 @@ impl Superblock {
             history: list_at(HISTORY_AT),
             log: fields.uuid(104),
             incarnation: fields.u64(120),
+            log_progress: Progress {
+                record_sequence: fields.u64(LOG_PROGRESS_AT),
+                page_writes: fields.u64(LOG_PROGRESS_AT + 8),
+            },
             called: fields.u64(CALLED_AT),
             wishes,
             peers,
@@ -283,7 +313,7 @@ pub(crate) mod tests {
 
     prop_compose! {
         pub(crate) fn any_superblock()(
-            numbers in any::<[u64; 5]>(),
+            numbers in any::<[u64; 7]>(),
             names in prop::array::uniform5(prop::array::uniform16(1u8..)),
             shape in any_shape(),
             source in any::<bool>(),
@@ -311,6 +341,7 @@ pub(crate) mod tests {
                 history,
                 log,
                 incarnation: numbers[3],
+                log_progress: Progress { record_sequence: numbers[5], page_writes: numbers[6] },
                 called: numbers[4],
                 wishes,
                 peers: [
@@ -342,7 +373,7 @@ pub(crate) mod tests {
         #[test]
         fn forged_fields_do_no_harm(
             superblock in any_superblock(),
-            at in 10usize..416,
+            at in 10usize..432,
             value in any::<u8>(),
         ) {
             let mut page = superblock.encode();
@@ -361,7 +392,9 @@ pub(crate) mod tests {
         let document = include_str!("../../../../docs/mirror-format.md");
         let peers = format!("| {PEERS_AT} | {PEERS_MAX} × {PEER_BYTES} | peers");
         let rows = [
-            format!("| 10 | 2 | length up to the last field, {END} |"),
+            format!("| 10 | 2 | length up to the last field of the first release, {END} |"),
+            format!("| {LOG_PROGRESS_AT} | 8 | how far the log had come: sequence"),
+            format!("| {} | 8 | the same: writes", LOG_PROGRESS_AT + 8),
             format!("| {HEIR_AT} | 1 | heir"),
             format!("| {WISHES_AT} | {PEERS_MAX} | wishes"),
             format!("| {DEVICE_AT} | 8 | size of the device"),
@@ -376,6 +409,20 @@ pub(crate) mod tests {
         }
         let names = ["`FSMIRSB\\n`", "`FSMIRLG\\n`", "`FSMIRHT\\n`", "`FSMIRBM\\n`"];
         assert!(names.iter().all(|name| document.contains(name)));
+    }
+
+    /// An earlier release writes zeroes where the log's progress is, and reads what has others there.
+    #[test]
+    fn what_an_earlier_release_wrote_says_nothing_of_the_log() {
+        proptest!(|(superblock in any_superblock())| {
+            let mut page = superblock.encode();
+            prop_assert_eq!(&page[10..12], &408_u16.to_le_bytes(), "the only length that it reads");
+            page[408..4092].fill(0);
+            seal(&mut page);
+            let read = Superblock::decode(&page).expect("it is whole");
+            prop_assert_eq!(read.log_progress, Progress::default());
+            prop_assert!(Progress::default().has_reached(read.log_progress));
+        });
     }
 
     #[test]
