@@ -240,6 +240,7 @@ impl Replica {
             moved_from: 0,
             role: if create.with_data { Role::Source } else { Role::Target },
             flags: Flags::default(),
+            doubtful: false,
             heir: None,
             epoch: 0,
             current: if create.with_data { Generation::random() } else { Generation::NONE },
@@ -435,6 +436,18 @@ impl Replica {
     ) -> Result<T, IoError> {
         let turn = self.0.turns.take().await;
         self.0.write_superblock(turn, change).await
+    }
+
+    /// A flush of the devices has failed before they were opened: what can be read there may not be
+    /// there durably, and no later flush makes it so. Until a resync to this replica has ended, however
+    /// often it is opened meanwhile, no checksum of it is taken for that of the same data: what differs,
+    /// or may, is written again; it is inconsistent for its peers, and does not serve. For a replica of
+    /// which no mirror was made yet.
+    ///
+    /// # Errors
+    /// Of the data device.
+    pub async fn doubt(&self) -> Result<(), IoError> {
+        self.update(|superblock| superblock.doubtful = true).await
     }
 
     /// Opens the log for a source, and the replica with it: from now on calls may enter. The log's

@@ -11,6 +11,7 @@ const MAGIC: &[u8; 8] = b"FSMIRSB\n";
 const HEIR_AT: usize = 81;
 const WISHES_AT: usize = 84;
 const RENAMING_AT: usize = 86;
+const DOUBTFUL_AT: usize = 87;
 const CALLED_AT: usize = 128;
 const HISTORY_AT: usize = 136;
 const PEERS_AT: usize = HISTORY_AT + 8 * HISTORY_LEN;
@@ -121,6 +122,9 @@ pub struct Superblock {
     pub role: Role,
     /// Flags.
     pub flags: Flags,
+    /// A flush of the data device has failed, and it was opened again since: what it shows may not be
+    /// there durably, until a resync to it has ended.
+    pub doubtful: bool,
     /// The place of the peer that this source, which serves nobody, has asked to be the source in
     /// its stead: whether it is, it alone can tell.
     pub heir: Option<usize>,
@@ -164,6 +168,7 @@ impl Superblock {
         let renaming =
             renaming.fold(0, |all, (place, peer)| all | u8::from(peer.renaming) << place);
         put(&mut page, RENAMING_AT, &[renaming]);
+        put(&mut page, DOUBTFUL_AT, &[u8::from(self.doubtful)]);
         put(&mut page, 88, &self.epoch.to_le_bytes());
         put(&mut page, 96, &self.current.0.to_le_bytes());
         put(&mut page, 104, &self.log.0);
@@ -219,6 +224,11 @@ impl Superblock {
         if renaming >> PEERS_MAX != 0 {
             return Err(FormatError::Field("renaming"));
         }
+        let doubtful = match fields.bytes(DOUBTFUL_AT) {
+            [0] => false,
+            [1] => true,
+            _ => return Err(FormatError::Field("doubtful")),
+        };
         let mut peers = [PeerRecord::default(); PEERS_MAX];
         for (index, peer) in peers.iter_mut().enumerate() {
             let at = PEERS_AT + index * PEER_BYTES;
@@ -237,6 +247,7 @@ impl Superblock {
             moved_from: fields.u64(DEVICE_AT + 8),
             role,
             flags: Flags::of(fields.u16(82))?,
+            doubtful,
             heir,
             epoch: fields.u64(88),
             current: fields.generation(96),
@@ -323,6 +334,7 @@ pub(crate) mod tests {
             history in any_list(),
             bases in (any_list(), any_list()),
             renaming in any::<[bool; 2]>(),
+            doubtful in any::<bool>(),
             wishes in prop::array::uniform2(prop::sample::select(&Wish::ALL[..])),
         ) -> Superblock {
             let [volume, replica, log, first, second] = names.map(Uuid);
@@ -335,6 +347,7 @@ pub(crate) mod tests {
                 moved_from: (device_pages.0 as f64 * device_pages.1) as u64 * 4096,
                 role: if source { Role::Source } else { Role::Target },
                 flags: Flags::of(flags).expect("known flags"),
+                doubtful,
                 heir,
                 epoch: numbers[1],
                 current: Generation(numbers[2]),
@@ -400,6 +413,7 @@ pub(crate) mod tests {
             format!("| {DEVICE_AT} | 8 | size of the device"),
             format!("| {} | 8 | where the metadata ended", DEVICE_AT + 8),
             format!("| {RENAMING_AT} | 1 | renaming"),
+            format!("| {DOUBTFUL_AT} | 1 | doubtful"),
             format!("| {CALLED_AT} | 8 | what the volume is called"),
             format!("| {HISTORY_AT} | {} | history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),
             peers,
