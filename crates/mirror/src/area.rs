@@ -9,12 +9,13 @@ use flagstone_blockdev::{IoError, SharedDevice, ZeroFlags};
 use flagstone_runtime::{BufMut, buf};
 
 use crate::bitmap::Bitmap;
-use crate::format::bitmap_page::{self, WORDS};
+use crate::format::bitmap_page::{self, Contents, WORDS};
 use crate::format::hot_record::{self, HotRecord};
 use crate::format::log_header::LogHeader;
 use crate::format::{FormatError, Page};
 use crate::id::Uuid;
 use crate::limits::{PAGE_BYTES, PAGES_PER_WRITE};
+use crate::pages::{Pages, SET, bits_of};
 use crate::recover::is_silent;
 use crate::shape::{LogLayout, Shape, log_layout};
 
@@ -118,36 +119,44 @@ impl Area {
         Ok(())
     }
 
-    /// Writes pages as the bits are now: at most [`PAGES_PER_WRITE`].
+    /// Writes pages as the bits are now: at most [`PAGES_PER_WRITE`]. `count` is what each says of
+    /// how often it was written.
     pub(crate) async fn write_pages(
         &self,
         log: Uuid,
         pages: Range<u64>,
         bits: &Bitmap,
+        count: impl Fn(u64) -> Result<u64, IoError>,
     ) -> Result<(), IoError> {
         let mut memory = buf::alloc((pages.end - pages.start) as usize * PAGE_BYTES).await;
         for (page, place) in pages.clone().zip(memory.chunks_exact_mut(PAGE_BYTES)) {
             let first = page * WORDS as u64;
             let words = std::array::from_fn(|index| bits.word(first + index as u64));
-            place.copy_from_slice(&bitmap_page::encode(log, page, &words));
+            let contents = Contents { writes: count(page)?, words };
+            place.copy_from_slice(&bitmap_page::encode(log, page, &contents));
         }
         let at = self.at + self.layout.pages + pages.start * PAGE;
         self.device.write(at, memory.freeze(), true).await
     }
 
-    /// Sets what the pages on disk name, and all that pages stand for which cannot be read. Gives
-    /// the numbers of those.
+    /// Sets what the pages on disk name, and all that pages stand for which cannot be read; notes how
+    /// often each was written. Gives the number of one that could not be read, if there is any.
     ///
     /// # Errors
     /// When the device says nothing of a page.
-    pub(crate) async fn read_pages(&self, log: Uuid, bits: &Bitmap) -> Result<Vec<u64>, IoError> {
-        let (all, mut damaged) = (self.shape.pages(), Vec::new());
+    pub(crate) async fn read_pages(
+        &self,
+        log: Uuid,
+        bits: &Bitmap,
+        pages: &Pages,
+    ) -> Result<Option<u64>, IoError> {
+        let (all, mut damaged) = (self.shape.pages(), None);
         let mut first = 0;
         while first < all {
             let end = all.min(first + PAGES_PER_WRITE);
             if let Ok(read) = self.read_run(first..end).await {
                 for (page, bytes) in (first..end).zip(read.chunks_exact(PAGE_BYTES)) {
-                    take_page(bytes, log, page, bits, &mut damaged);
+                    damaged = damaged.or(take_page(bytes, log, page, bits, pages));
                 }
             } else {
                 // One by one: a page that can be read is worth more than none.
@@ -159,7 +168,7 @@ impl Area {
                         return Err(error);
                     }
                     let bytes = read.as_ref().map_or(&[][..], |read| &read[..]);
-                    take_page(bytes, log, page, bits, &mut damaged);
+                    damaged = damaged.or(take_page(bytes, log, page, bits, pages));
                 }
             }
             first = end;
@@ -173,14 +182,18 @@ impl Area {
     }
 }
 
-fn take_page(bytes: &[u8], log: Uuid, number: u64, bits: &Bitmap, damaged: &mut Vec<u64>) {
+/// Gives the number of a page that is none.
+fn take_page(bytes: &[u8], log: Uuid, number: u64, bits: &Bitmap, pages: &Pages) -> Option<u64> {
     let page = <&Page>::try_from(bytes).ok();
-    let words = page.and_then(|page| bitmap_page::decode(page, log, number).ok());
-    if words.is_none() {
-        damaged.push(number);
-    }
-    let words = words.unwrap_or([u64::MAX; WORDS]);
-    for (index, word) in (number * WORDS as u64..).zip(words) {
+    let Some(contents) = page.and_then(|page| bitmap_page::decode(page, log, number).ok()) else {
+        let range = bits_of(number);
+        bits.set(range.clone());
+        pages.raise(&range, SET);
+        return Some(number);
+    };
+    pages.found(number, contents.writes);
+    for (index, word) in (number * WORDS as u64..).zip(contents.words) {
         bits.merge(index, word);
     }
+    None
 }

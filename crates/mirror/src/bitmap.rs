@@ -3,8 +3,8 @@
 //!
 //! Promises: bits are set, cleared and read from any core without a lock; a word changes as a
 //! whole; bits beyond the volume are never set; the count is exact once nobody changes anything.
-//! A map takes 2 MiB a TiB at the default granularity, so a log and two peers with three maps each
-//! stay within 14 MiB.
+//! A map takes 2 MiB a TiB at the default granularity, so a log with two maps and two peers with four
+//! each stay within 20 MiB.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

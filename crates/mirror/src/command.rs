@@ -53,6 +53,9 @@ impl Mirror {
         let inner = &self.0;
         // A source that attaches meanwhile makes a target of us.
         let _changing = inner.changing().await;
+        if inner.lock().doubtful {
+            return Ok(false);
+        }
         let superblock = inner.local.superblock();
         let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none());
         let mut outdated = known.map(PeerRecord::is_outdated);
@@ -75,10 +78,29 @@ impl Mirror {
     /// # Errors
     /// See [`RoleError`]: inconsistent data is never served.
     pub async fn failover(&self) -> Result<(), RoleError> {
+        self.fail_over(false).await
+    }
+
+    /// The same, also where the data here is in doubt ([`Replica::doubt`]) and nobody can bring it up to
+    /// date any more: hosts get what the device shows, of which its power may take a part.
+    ///
+    /// # Errors
+    /// See [`RoleError`].
+    ///
+    /// [`Replica::doubt`]: crate::replica::Replica::doubt
+    pub async fn failover_in_doubt(&self) -> Result<(), RoleError> {
+        self.fail_over(true).await
+    }
+
+    async fn fail_over(&self, in_doubt: bool) -> Result<(), RoleError> {
         let inner = &self.0;
         let _changing = inner.changing().await;
         if inner.lock().active {
             return Ok(());
+        }
+        if in_doubt && inner.may_serve() == Err(RoleError::Doubtful) {
+            inner.local.update(|superblock| superblock.doubtful = false).await?;
+            inner.change(|state| state.doubtful = false);
         }
         let seen = |leg: &crate::mirror::LegState| leg.met.map_or(0, |met| met.view.epoch);
         let seen = inner.lock().legs.iter().map(seen).max().unwrap_or(0);
@@ -278,15 +300,9 @@ impl Mirror {
         state.role == Role::Target && !busy
     }
 
-    /// A flush of the devices has failed before they were opened: what can be read there may not be
-    /// there durably, and no later flush makes it so. Until a resync to this replica has ended no
-    /// checksum of it is taken for that of the same data: what differs, or may, is written again; it is
-    /// inconsistent for its peers, and does not serve.
-    pub fn doubt(&self) {
-        self.0.change(|state| state.doubtful = true);
-    }
-
-    /// See [`Mirror::doubt`].
+    /// See [`Replica::doubt`].
+    ///
+    /// [`Replica::doubt`]: crate::replica::Replica::doubt
     pub fn is_doubtful(&self) -> bool {
         self.0.lock().doubtful
     }

@@ -64,6 +64,14 @@ pub const SEARCH_PER_STEP: u64 = 1024;
 /// where no replica is found: the log of a volume of 7 TiB. A tenth of a second on an SSD.
 pub const TRACE_BYTES: u64 = 16 << 20;
 
+/// Most writes of one bitmap page: a century of 10,000 a second. Those of all pages of the largest
+/// volume fit into 64 bits together.
+pub const PAGE_WRITES_MAX: u64 = 1 << 45;
+/// A superblock says so often at least how far a log has come that is on a device of its own, in
+/// milliseconds: what was put there from a copy older than that is told from it. A write a minute, by
+/// nobody's call.
+pub const LOG_NOTE_MS: u64 = 60_000;
+
 /// Peers that a superblock has room for.
 pub const PEERS_MAX: usize = 2;
 /// Generations of the past that a superblock remembers. Older ones mean "unrelated".

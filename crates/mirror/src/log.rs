@@ -29,6 +29,7 @@ use flagstone_runtime::{spawn_detached, time};
 use crate::area::Area;
 use crate::bitmap::Bitmap;
 use crate::counter;
+use crate::format::superblock::Progress;
 use crate::hot::{Cells, HotSet, Plan, Reached};
 use crate::id::Uuid;
 use crate::limits::{COOL_TICK_MS, PAGES_PER_WRITE};
@@ -411,10 +412,14 @@ impl Log {
         self.check_not_retired()?;
         let taken: Vec<u8> = run.clone().map(|page| self.pages.take(page)).collect();
         count(&self.counters.page_writes);
-        let result = self.area.write_pages(self.name, run.clone(), &self.bits).await;
-        if result.is_err() {
+        let next = |page| self.pages.next_count(page);
+        let result = self.area.write_pages(self.name, run.clone(), &self.bits, next).await;
+        match result {
+            Ok(()) => self.pages.written(run),
             // It is torn or not there: both are right again when it is written.
-            run.zip(taken).for_each(|(page, flags)| self.pages.give_back(page, flags | SET));
+            Err(_) => {
+                run.zip(taken).for_each(|(page, flags)| self.pages.give_back(page, flags | SET));
+            }
         }
         result
     }
@@ -491,9 +496,21 @@ impl Log {
         self.write_record(&[]).await
     }
 
+    /// What is on the log's device for certain. What it has come to since is more.
+    pub(crate) fn progress(&self) -> Progress {
+        let record_sequence = self.lock().sequence;
+        Progress { record_sequence, page_writes: self.pages.all_writes() }
+    }
+
     /// Nothing is written from now on. In a turn.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::Release);
+        self.notify();
+    }
+
+    /// Waits until calls are let in no longer.
+    pub(crate) async fn ended(&self) {
+        self.wait(|state| (!state.open || self.is_retired()).then_some(())).await;
     }
 
     fn is_retired(&self) -> bool {

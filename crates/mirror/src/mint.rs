@@ -80,6 +80,26 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// A peer has answered that it could not flush what it was told. It may forget that before it is
+    /// met again, and shows what it will never write: it is recorded as out of date at once, and not
+    /// with the next write. Else, if this node crashed meanwhile, it would be taken for the better one.
+    pub(crate) async fn record_failed_flush(self: &Arc<Self>) {
+        let serves = {
+            let mut state = self.lock();
+            let serves = state.active && state.holds == 0 && !state.moving;
+            // As a call of a host: the role is not given up meanwhile.
+            state.in_flight += usize::from(serves);
+            serves
+        };
+        if serves {
+            // What cannot be recorded now is with the next write, or that is not acknowledged.
+            let _ = self.ensure_minted().await;
+            self.ended();
+        }
+    }
+}
+
 async fn mint(inner: Arc<Inner>) {
     let lost = due(&inner.lock());
     let result = record(&inner).await;

@@ -50,6 +50,10 @@ pub(crate) struct Inner {
     pub(crate) versions: Versions,
     pub(crate) overlap: Arc<Overlap>,
     pub(crate) legs: Vec<Leg>,
+    /// What was written here before a crash and may not have been flushed: if a flush failed then, the
+    /// device shows it and never writes it. So it is shown to no peer as equal, and what is copied of it
+    /// is written here once more.
+    pub(crate) unproven: Bitmap,
     pub(crate) counters: Counters,
     state: Mutex<State>,
     /// Whoever changes a wish takes a turn.
@@ -67,6 +71,10 @@ pub(crate) struct Leg {
     /// What it was told and may lose, or may not have yet: before and after the latest flush of it
     /// began.
     pub(crate) told: [Bitmap; 2],
+    /// What it was sent and had not flushed when it was lost, or may have before this mirror was made.
+    /// If that was because a flush failed, it shows what it never writes, and it may have forgotten:
+    /// this is copied whether or not it looks equal.
+    pub(crate) unproven: Bitmap,
     pub(crate) queue: Mutex<Queue>,
     pub(crate) counters: LegCounters,
 }
@@ -274,6 +282,7 @@ impl Mirror {
             } else {
                 [Bitmap::new(0, 1), Bitmap::new(0, 1)]
             },
+            unproven: todo(),
             queue: Mutex::new(Queue::new(options.queue)),
             options: Mutex::new(options.clone()),
             counters: LegCounters::default(),
@@ -288,7 +297,7 @@ impl Mirror {
             waiting: 0,
             legs: superblock.wishes[..peers.len()].iter().copied().map(LegState::new).collect(),
             local_failed: false,
-            doubtful: false,
+            doubtful: superblock.doubtful,
             minting: false,
             mint_error: None,
             changing: false,
@@ -312,6 +321,7 @@ impl Mirror {
             versions,
             overlap: Arc::default(),
             legs,
+            unproven: todo(),
             counters: Counters::default(),
             state: Mutex::new(state),
             wishing: Arc::default(),
@@ -319,6 +329,7 @@ impl Mirror {
             next_session: AtomicU64::new(1),
         });
         inner.take_marks_over();
+        inner.note_unproven();
         for leg in 0..inner.legs.len() {
             spawn_detached(crate::connect::run(inner.clone(), leg));
         }
@@ -384,6 +395,20 @@ impl Inner {
         }
     }
 
+    /// What a log names when it is opened may be on neither leg durably: what was hot, and what a peer
+    /// was told. A log that was made anew names everything, and says nothing of that.
+    fn note_unproven(&self) {
+        if self.local.lost().is_some() {
+            return;
+        }
+        let crashed = self.local.superblock().flags.crashed;
+        let here = Some(&self.unproven).filter(|_| crashed);
+        let maps = self.legs.iter().map(|leg| &leg.unproven).chain(here);
+        for map in maps {
+            (0..map.words()).for_each(|index| map.merge(index, self.local.word(index)));
+        }
+    }
+
     /// A leg lacks a range, or may.
     pub(crate) fn mark(&self, leg: usize, offset: u64, len: u64) {
         let todo = &self.legs[leg].todo;
@@ -393,11 +418,21 @@ impl Inner {
         self.local.mark(bits);
     }
 
+    /// A leg was sent a range in vain: it lacks it, though it may show it.
+    pub(crate) fn mark_unproven(&self, leg: usize, offset: u64, len: u64) {
+        let unproven = &self.legs[leg].unproven;
+        unproven.set(unproven.bits_of(offset, len));
+        self.mark(leg, offset, len);
+    }
+
     /// Nothing that the log names differs any more.
     pub(crate) fn forget_marks(&self) {
         let _marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
-        let maps = self.legs.iter().flat_map(|leg| std::iter::once(&leg.todo).chain(&leg.told));
-        maps.for_each(|map| map.clear(map.all()));
+        let maps = self
+            .legs
+            .iter()
+            .flat_map(|leg| [&leg.todo, &leg.unproven].into_iter().chain(&leg.told));
+        maps.chain([&self.unproven]).for_each(|map| map.clear(map.all()));
         self.local.clear(0..self.local.superblock().shape.bits());
     }
 
@@ -429,6 +464,7 @@ impl Inner {
         let state = self.lock();
         let current = state.legs[leg].is_current(serial);
         if current {
+            self.legs[leg].unproven.clear(bits.clone());
             self.unmark(&self.legs[leg].todo, bits);
         }
         current
@@ -477,6 +513,7 @@ impl Inner {
                 for told in &self.legs[leg].told {
                     for index in 0..told.words() {
                         self.legs[leg].todo.merge(index, told.word(index));
+                        self.legs[leg].unproven.merge(index, told.word(index));
                     }
                     told.clear(told.all());
                 }

@@ -1,28 +1,75 @@
-//! Which pages of the bitmap on disk say less, or more, than the bits in memory.
+//! Which pages of the bitmap on disk say less, or more, than the bits in memory, and how often each
+//! was written.
 //!
 //! Promises: a page whose flag is [`SET`] lacks a bit that memory has, or may; one without it names
 //! at least what memory had when the flag was last looked at. Whoever changes bits raises the flag
 //! *after* them; the writer takes the flag *before* it reads them. Both are read-modify-writes of
 //! one word, so a change that the writer misses leaves its flag behind.
+//!
+//! The counts are those of the pages on disk, or one less while a write is under way or has failed.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use crate::limits::{BITS_PER_PAGE, PAGES_PER_WRITE};
+use flagstone_blockdev::IoError;
+
+use crate::limits::{BITS_PER_PAGE, PAGE_WRITES_MAX, PAGES_PER_WRITE};
 
 /// A bit was set that the page on disk may lack.
 pub(crate) const SET: u8 = 1;
 /// A bit was cleared that the page on disk may have: harmless, and worth a write some time.
 pub(crate) const CLEARED: u8 = 2;
 
-/// The flags of all pages.
+/// The flags of all pages, and their counts.
 #[derive(Debug)]
-pub(crate) struct Pages(Box<[AtomicU8]>);
+pub(crate) struct Pages {
+    flags: Box<[AtomicU8]>,
+    writes: Box<[AtomicU64]>,
+    all_writes: AtomicU64,
+}
 
 impl Pages {
-    /// None flagged.
+    /// None flagged, and none written since the log was made.
     pub(crate) fn new(pages: u64) -> Pages {
-        Pages((0..pages).map(|_| AtomicU8::new(0)).collect())
+        Pages {
+            flags: (0..pages).map(|_| AtomicU8::new(0)).collect(),
+            writes: (0..pages).map(|_| AtomicU64::new(0)).collect(),
+            all_writes: AtomicU64::new(0),
+        }
+    }
+
+    /// A page on disk says that it was written so often. For whoever is the only one to change the
+    /// counts, as are those below.
+    pub(crate) fn found(&self, page: u64, writes: u64) {
+        let before = self.writes[page as usize].swap(writes, Ordering::AcqRel);
+        self.all_writes.fetch_add(writes.wrapping_sub(before), Ordering::AcqRel);
+    }
+
+    /// How often a page was written.
+    pub(crate) fn writes(&self, page: u64) -> u64 {
+        self.writes[page as usize].load(Ordering::Acquire)
+    }
+
+    /// What a page is to say when it is written next.
+    ///
+    /// # Errors
+    /// [`IoError::Unsupported`] when it was written as often as can be.
+    pub(crate) fn next_count(&self, page: u64) -> Result<u64, IoError> {
+        let next = self.writes(page) + 1;
+        if next > PAGE_WRITES_MAX { Err(IoError::Unsupported) } else { Ok(next) }
+    }
+
+    /// These pages are on disk with their next counts.
+    pub(crate) fn written(&self, run: Range<u64>) {
+        for page in run.clone() {
+            self.writes[page as usize].fetch_add(1, Ordering::AcqRel);
+        }
+        self.all_writes.fetch_add(run.end - run.start, Ordering::AcqRel);
+    }
+
+    /// Writes of all pages together.
+    pub(crate) fn all_writes(&self) -> u64 {
+        self.all_writes.load(Ordering::Acquire)
     }
 
     /// Raises a flag of the pages of these bits.
@@ -30,25 +77,25 @@ impl Pages {
         let pages = pages_of(bits);
         let end = pages.end.min(self.len());
         for page in pages.start.min(end)..end {
-            self.0[page as usize].fetch_or(flag, Ordering::AcqRel);
+            self.flags[page as usize].fetch_or(flag, Ordering::AcqRel);
         }
     }
 
     /// Takes a page's flags; its bits are to be read afterwards.
     pub(crate) fn take(&self, page: u64) -> u8 {
-        self.0[page as usize].swap(0, Ordering::AcqRel)
+        self.flags[page as usize].swap(0, Ordering::AcqRel)
     }
 
     /// Gives flags back: the page was not written.
     pub(crate) fn give_back(&self, page: u64, flags: u8) {
-        self.0[page as usize].fetch_or(flags, Ordering::AcqRel);
+        self.flags[page as usize].fetch_or(flags, Ordering::AcqRel);
     }
 
     /// The first run from `from` on of pages that have one of these flags, within `within`; at most
     /// what one write carries.
     pub(crate) fn next_run(&self, within: Range<u64>, flags: u8) -> Option<Range<u64>> {
-        let has = |page: &u64| self.0[*page as usize].load(Ordering::Acquire) & flags != 0;
-        let end = within.end.min(self.0.len() as u64);
+        let has = |page: &u64| self.flags[*page as usize].load(Ordering::Acquire) & flags != 0;
+        let end = within.end.min(self.flags.len() as u64);
         let first = (within.start..end).find(has)?;
         let end = end.min(first + PAGES_PER_WRITE);
         Some(first..(first..end).find(|page| !has(page)).unwrap_or(end))
@@ -56,13 +103,18 @@ impl Pages {
 
     /// Number of pages.
     pub(crate) fn len(&self) -> u64 {
-        self.0.len() as u64
+        self.flags.len() as u64
     }
 }
 
 /// The page of a bit.
 pub(crate) fn page_of(bit: u64) -> u64 {
     bit / BITS_PER_PAGE
+}
+
+/// The bits of a page, also beyond the last that there is.
+pub(crate) fn bits_of(page: u64) -> Range<u64> {
+    page * BITS_PER_PAGE..(page + 1) * BITS_PER_PAGE
 }
 
 /// The pages of a range of bits.
@@ -95,5 +147,18 @@ mod tests {
         assert_eq!(pages.next_run(1..100, SET), Some(1..65));
         assert_eq!(pages.next_run(99..100, SET), Some(99..100));
         assert_eq!(pages_of(&(5..5)), 0..0);
+    }
+
+    #[test]
+    fn writes_are_counted_page_by_page_and_end_at_the_last_number() {
+        let pages = Pages::new(4);
+        pages.found(0, 7);
+        pages.found(2, PAGE_WRITES_MAX);
+        pages.written(0..2);
+        let counts = [0, 1, 2, 3].map(|page| pages.next_count(page));
+        assert_eq!(counts, [Ok(9), Ok(2), Err(IoError::Unsupported), Ok(1)]);
+        assert_eq!(pages.all_writes(), 9 + PAGE_WRITES_MAX);
+        pages.found(2, 1);
+        assert_eq!(pages.all_writes(), 10);
     }
 }

@@ -12,10 +12,10 @@ use flagstone_blockdev::IoError;
 use crate::area::Area;
 use crate::bitmap::Bitmap;
 use crate::format::log_header::{LogHeader, Trust};
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{Progress, Superblock};
 use crate::format::{FormatError, newest};
 use crate::id::Uuid;
-use crate::limits::{BITS_PER_PAGE, PAGES_PER_WRITE};
+use crate::limits::{PAGE_WRITES_MAX, PAGES_PER_WRITE};
 use crate::log::Start;
 use crate::pages::{Pages, SET};
 
@@ -29,7 +29,7 @@ pub enum Lost {
     #[error("the log is one that was replaced")]
     Foreign,
     /// It is this replica's at another time than the superblock: one of the two came back from a
-    /// backup.
+    /// backup, or a part of the log did.
     #[error("the log is not of the same time as the superblock")]
     Stale,
     /// Both copies of its hot record are damaged.
@@ -92,8 +92,15 @@ pub(crate) async fn recover(area: &Area, superblock: &Superblock) -> Result<Reco
     let (_, record) = newest_record.map_err(|error| NoLog::Lost(Lost::Record(error)))?;
     let bits = Bitmap::new(shape.bits(), shape.bit_bytes);
     let pages = Pages::new(shape.pages());
-    for page in area.read_pages(*log, &bits).await? {
-        pages.raise(&(page * BITS_PER_PAGE..(page + 1) * BITS_PER_PAGE), SET);
+    let before = superblock.log_progress;
+    if let Some(damaged) = area.read_pages(*log, &bits, &pages).await? {
+        // What it said is lost, and its range is marked: it is counted as what all had come to.
+        let missing = before.page_writes.saturating_sub(pages.all_writes());
+        pages.found(damaged, missing.min(PAGE_WRITES_MAX));
+    }
+    let found = Progress { record_sequence: record.sequence, page_writes: pages.all_writes() };
+    if !found.has_reached(before) {
+        return Err(NoLog::Lost(Lost::Stale));
     }
     let region_bits = u64::from(shape.region_bits());
     for region in record.regions {
@@ -120,7 +127,7 @@ pub(crate) async fn make(
     let mut first = 0;
     while first < shape.pages() {
         let end = shape.pages().min(first + PAGES_PER_WRITE);
-        area.write_pages(name, first..end, &bits).await?;
+        area.write_pages(name, first..end, &bits, |_| Ok(0)).await?;
         first = end;
     }
     area.take_room_for_records().await?;

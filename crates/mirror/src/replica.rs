@@ -11,11 +11,12 @@
 //! end, for half a superblock is nothing to leave behind.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use flagstone_blockdev::{Geometry, IoError, SharedDevice};
-use flagstone_runtime::spawn;
+use flagstone_runtime::{spawn, spawn_detached, time};
 
 use crate::area::{Area, write_page};
 use crate::bitmap::Bitmap;
@@ -23,10 +24,10 @@ use crate::counter;
 use crate::decide::View;
 use crate::format::FormatError;
 use crate::format::log_header::LogHeader;
-use crate::format::superblock::{Flags, PeerRecord, Role, Superblock};
+use crate::format::superblock::{Flags, PeerRecord, Progress, Role, Superblock};
 use crate::generation::List;
 use crate::id::{Generation, Uuid};
-use crate::limits::{PAGE_BYTES, PEERS_MAX, PIECE_MAX_REGIONS, REGIONS_MAX};
+use crate::limits::{LOG_NOTE_MS, PAGE_BYTES, PEERS_MAX, PIECE_MAX_REGIONS, REGIONS_MAX};
 use crate::locate::{end_of, locate};
 use crate::log::Log;
 pub use crate::log::{Pin, Statistics};
@@ -99,6 +100,10 @@ struct Inner {
     room: Arc<Room>,
     /// What its log has room for, when that is fixed.
     log_room_bytes: AtomicU64,
+    /// The log has a device of its own, which may be set back to an earlier state by itself.
+    log_is_apart: bool,
+    /// A task notes how far the log has come.
+    noting: AtomicBool,
 }
 
 struct State {
@@ -235,12 +240,14 @@ impl Replica {
             moved_from: 0,
             role: if create.with_data { Role::Source } else { Role::Target },
             flags: Flags::default(),
+            doubtful: false,
             heir: None,
             epoch: 0,
             current: if create.with_data { Generation::random() } else { Generation::NONE },
             history: List::default(),
             log: made.start.name,
             incarnation: 1,
+            log_progress: Progress::default(),
             called: 0,
             wishes: [Wish::default(); PEERS_MAX],
             peers: [PeerRecord::default(); PEERS_MAX],
@@ -282,6 +289,7 @@ impl Replica {
         device: SharedDevice,
         log: Option<SharedDevice>,
     ) -> Result<Replica, ReplicaError> {
+        let log_is_apart = log.is_some();
         let Opened { layout, area, superblock, recovered, lost } = find(&device, log).await?;
         let size_bytes = superblock.shape.usable_bytes;
         let data: SharedDevice = Arc::new(Part { device: device.clone(), size_bytes });
@@ -290,7 +298,19 @@ impl Replica {
         let state = Mutex::new(State { superblock, header_sequence, retired: false });
         let (turns, log_room_bytes) = (Arc::default(), AtomicU64::new(u64::MAX));
         let room = Room::new(device.clone(), layout, size_bytes);
-        let inner = Inner { device, data, layout, log, lost, turns, state, room, log_room_bytes };
+        let inner = Inner {
+            device,
+            data,
+            layout,
+            log,
+            lost,
+            turns,
+            state,
+            room,
+            log_room_bytes,
+            log_is_apart,
+            noting: AtomicBool::new(false),
+        };
         Ok(Replica(Arc::new(inner)))
     }
 
@@ -418,6 +438,18 @@ impl Replica {
         self.0.write_superblock(turn, change).await
     }
 
+    /// A flush of the devices has failed before they were opened: what can be read there may not be
+    /// there durably, and no later flush makes it so. Until a resync to this replica has ended, however
+    /// often it is opened meanwhile, no checksum of it is taken for that of the same data: what differs,
+    /// or may, is written again; it is inconsistent for its peers, and does not serve. For a replica of
+    /// which no mirror was made yet.
+    ///
+    /// # Errors
+    /// Of the data device.
+    pub async fn doubt(&self) -> Result<(), IoError> {
+        self.update(|superblock| superblock.doubtful = true).await
+    }
+
     /// Opens the log for a source, and the replica with it: from now on calls may enter. The log's
     /// incarnation is raised, in its header first: `docs/mirror-format.md` says why.
     ///
@@ -448,6 +480,9 @@ impl Replica {
             };
             inner.write_superblock(turn, raise).await?;
             inner.log.open();
+            if inner.log_is_apart && !inner.noting.swap(true, Ordering::AcqRel) {
+                spawn_detached(note_progress(Arc::downgrade(&inner)));
+            }
             Ok(())
         })
         .await
@@ -564,6 +599,8 @@ impl Inner {
             if inner.lock().retired {
                 return Err(IoError::Unreachable);
             }
+            // No more than is durable by now: a log that has less came from the past.
+            next.log_progress = inner.log.progress();
             let at = inner.layout.superblocks[(next.sequence & 1) as usize];
             let result = write_page(&inner.device, at, &next.encode()).await;
             if result.is_ok() {
@@ -573,6 +610,28 @@ impl Inner {
             result.map(|()| value)
         })
         .await
+    }
+}
+
+/// Has the superblock say how far the log has come, now and then, while the log is in use.
+async fn note_progress(inner: Weak<Inner>) {
+    loop {
+        let Some(log) = inner.upgrade().map(|inner| inner.log.clone()) else { return };
+        let ended = time::timeout(Duration::from_millis(LOG_NOTE_MS), log.ended()).await.is_ok();
+        let Some(inner) = inner.upgrade() else { return };
+        if ended {
+            inner.noting.store(false, Ordering::Release);
+            // It may have been opened between the look and the store, and found us here.
+            if !log.is_open() || inner.lock().retired || inner.noting.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            continue;
+        }
+        let turn = inner.turns.take().await;
+        if inner.lock().superblock.log_progress != log.progress() {
+            // What fails is tried again next time.
+            let _ = inner.write_superblock(turn, |_| {}).await;
+        }
     }
 }
 
@@ -586,6 +645,7 @@ async fn renew(
     superblock.sequence = counter::next(superblock.sequence)?;
     let made = make(area, superblock.replica, 1, true).await?;
     (superblock.log, superblock.incarnation) = (made.start.name, 1);
+    superblock.log_progress = Progress::default();
     let at = layout.superblocks[(superblock.sequence & 1) as usize];
     write_page(device, at, &superblock.encode()).await?;
     Ok(made)

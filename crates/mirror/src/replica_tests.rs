@@ -444,3 +444,6 @@ fn calls_that_wait_share_records_and_one_that_gives_up_leaves_nothing() {
     sim.run_for(Duration::from_secs(1));
     assert_eq!(sim.alive(), (0, 0));
 }
+
+#[path = "stale_tests.rs"]
+mod stale;

@@ -21,9 +21,10 @@ use crate::bitmap::Bitmap;
 use crate::counter;
 use crate::format::FormatError;
 use crate::format::log_header::LogHeader;
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{Progress, Superblock};
 use crate::limits::{PAGE_BYTES, PAGES_PER_WRITE};
 use crate::locate::{Found, end_of};
+use crate::pages::Pages;
 use crate::replica::{Opened, ReplicaError};
 use crate::shape::{Layout, Shape, follow, layout, log_layout};
 
@@ -153,14 +154,19 @@ pub(crate) async fn resize(
         bits.set(known / u64::from(shape.bit_bytes)..shape.bits());
     }
     device.flush().await?;
+    let pages = Pages::new(shape.pages());
+    let known = start.pages.len().min(pages.len());
+    (0..known).for_each(|page| pages.found(page, start.pages.writes(page)));
     let mut first = 0;
     while first < shape.pages() {
         let end = shape.pages().min(first + PAGES_PER_WRITE);
-        area.write_pages(start.name, first..end, &bits).await?;
+        area.write_pages(start.name, first..end, &bits, |page| pages.next_count(page)).await?;
+        pages.written(first..end);
         first = end;
     }
     // What was hot is set, and durable now.
-    area.write_record(counter::next(start.sequence)?, start.name, &[]).await?;
+    let record_sequence = counter::next(start.sequence)?;
+    area.write_record(record_sequence, start.name, &[]).await?;
     if grows {
         let header = LogHeader {
             sequence: counter::next(recovered.header_sequence)?,
@@ -172,6 +178,7 @@ pub(crate) async fn resize(
         area.write_header(&header).await?;
     }
     superblock.shape = shape;
+    superblock.log_progress = Progress { record_sequence, page_writes: pages.all_writes() };
     change(&mut superblock);
     Ok(put(device, &layout, &mut superblock).await?)
 }

@@ -1,7 +1,9 @@
 //! Bringing a peer up to date.
 //!
 //! Promises:
-//! - what is marked is sent, and nothing else; with comparison only what differs;
+//! - what is marked is sent, and nothing else; with comparison only what differs, or of which nobody
+//!   knows that the peer has it durably;
+//! - what may not be durable here, though it is read here, is so when the peer has it;
 //! - it ends under constant writes: they go to both legs, so no new part falls behind;
 //! - a copy holds its range against writes, so that an older copy never lands on a newer write;
 //! - marks are cleared when the peer has flushed what was copied: cut short at any moment, the next
@@ -18,7 +20,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::time::{self, Sleep};
-use flagstone_runtime::{BufMut, buf};
+use flagstone_runtime::{Buf, BufMut, buf, spawn_detached};
 
 use crate::connect::Ended;
 use crate::limits::{COPIES, COPIES_PER_FLUSH, COPY_BYTES, PEER_FLUSH_MS};
@@ -131,6 +133,7 @@ impl Copying {
         result.map_err(|error| Ended::Peer(AskError::Io(error)))?;
         let (_, runs) = self.flush.take().expect("it was polled");
         for run in runs {
+            self.inner.unproven.clear(run.clone());
             if !self.inner.copied(self.leg, self.serial, run) {
                 return Err(Ended::Lost);
             }
@@ -172,11 +175,13 @@ impl Copying {
         let (inner, leg, session) = (self.inner.clone(), self.leg, self.session.clone());
         IoFuture::later(async move {
             let (offset, len) = inner.bytes_of(&run);
+            let proven = !inner.legs[leg].unproven.any(run.clone());
+            let compare = proven && inner.legs[leg].options().compare;
             let mut at = offset;
             // One bit may stand for more than one copy.
             while at < offset + len {
                 let piece = COPY_BYTES.min(offset + len - at);
-                copy_piece(&inner, leg, &session, at, piece).await?;
+                copy_piece(&inner, leg, &session, (at, piece), compare).await?;
                 at += piece;
             }
             Ok(run)
@@ -188,7 +193,17 @@ impl Copying {
         if self.flush.is_some() || !(last || self.copied.len() >= COPIES_PER_FLUSH) {
             return false;
         }
-        self.flush = Some((self.session.flush(), std::mem::take(&mut self.copied)));
+        let copied = std::mem::take(&mut self.copied);
+        let unproven = copied.iter().any(|run| self.inner.unproven.any(run.clone()));
+        let (inner, there) = (self.inner.clone(), self.session.flush());
+        let flush = match unproven {
+            false => there,
+            true => IoFuture::later(async move {
+                inner.local.data().flush().await?;
+                there.await
+            }),
+        };
+        self.flush = Some((flush, copied));
         true
     }
 
@@ -236,14 +251,14 @@ async fn copy_piece(
     inner: &Arc<Inner>,
     leg: usize,
     session: &SharedSession,
-    offset: u64,
-    len: u64,
+    (offset, len): (u64, u64),
+    compare: bool,
 ) -> Result<(), IoError> {
     let _held = inner.overlap.copy(offset, len).held().await;
     let memory = buf::acquire(len as usize).await.map_err(|_| IoError::NoMemory)?;
-    let data: BufMut = inner.local.data().read(offset, memory).await?;
+    let data = inner.local.data().read(offset, memory).await?;
+    let data = inner.prove(offset, data).await;
     let counters = &inner.legs[leg].counters;
-    let compare = inner.legs[leg].options().compare;
     if compare {
         let unit = u32::try_from(len).map_err(|_| IoError::OutOfRange)?;
         let theirs = checksums(session, offset, len, unit).await.map_err(io)?;
@@ -252,16 +267,44 @@ async fn copy_piece(
             return Ok(());
         }
     }
-    let zero = data.iter().all(|byte| *byte == 0);
-    if zero {
+    // Until it has flushed it.
+    let unproven = &inner.legs[leg].unproven;
+    unproven.set(unproven.bits_of(offset, len));
+    if is_zero(&data) {
         // Holes stay holes, and nothing travels.
-        let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
-        session.write_zeroes(offset, len, flags, None).await?;
+        session.write_zeroes(offset, len, HOLE, None).await?;
     } else {
-        session.copy(offset, data.freeze()).await?;
+        session.copy(offset, data).await?;
     }
     count(&counters.copied_bytes, len);
     Ok(())
+}
+
+/// Zeroes that need not take room.
+const HOLE: ZeroFlags = ZeroFlags { fua: false, may_deallocate: true, fast_only: false };
+
+fn is_zero(data: &[u8]) -> bool {
+    data.iter().all(|byte| *byte == 0)
+}
+
+impl Inner {
+    /// Writes what was read here once more where it is not known to be here durably, though it can be
+    /// read. Its range is held. Where it cannot be written it goes to the peer all the same.
+    async fn prove(&self, offset: u64, data: BufMut) -> Buf {
+        let (data, device) = (data.freeze(), self.local.data());
+        let len = data.len() as u64;
+        if self.unproven.any(self.unproven.bits_of(offset, len)) {
+            let written = match is_zero(&data) {
+                true => device.write_zeroes(offset, len, HOLE).await,
+                false => device.write(offset, data.clone(), false).await,
+            };
+            if let Err(error) = written {
+                let replica = self.local.superblock().replica;
+                tracing::warn!(%replica, offset, len, "cannot be written once more here: {error}");
+            }
+        }
+        data
+    }
 }
 
 /// A peer that refuses in the midst of a resync is as good as gone.
@@ -294,8 +337,13 @@ pub(crate) async fn keep_flushed(
         // Writes from now on are marked in the other half, which is clear.
         inner.lock().legs[leg].told_now = 1 - half;
         inner.wait(|state| (state.legs[leg].told_in_flight[half] == 0).then_some(())).await;
-        if session.flush().await.is_err() {
-            return inner.lose(leg, serial);
+        if let Err(error) = session.flush().await {
+            inner.lose(leg, serial);
+            if error != IoError::Unreachable {
+                // This task may end with its session.
+                spawn_detached(async move { inner.record_failed_flush().await });
+            }
+            return;
         }
         if !inner.told_is_durable(leg, serial, half) {
             return;

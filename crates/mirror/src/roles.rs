@@ -74,11 +74,11 @@ pub enum RoleError {
     /// The local leg has failed.
     #[error("the local leg has failed")]
     LocalFailed,
-    /// See [`crate::Mirror::doubt`].
+    /// See [`crate::replica::Replica::doubt`].
     #[error(
         "a flush of the device here failed, and its source has not brought it up to date since: what it \
          shows may be lost with its power; bring back the node that was the source, or, if that is gone \
-         for good, start the server here again to go on with what the device shows"
+         for good, go on with what the device shows by a failover with `--force`"
     )]
     Doubtful,
 }
@@ -127,7 +127,7 @@ impl Inner {
         heir == peers.view.replica && !(several && peers.view.epoch > superblock.epoch)
     }
 
-    fn may_serve(&self) -> Result<(), RoleError> {
+    pub(crate) fn may_serve(&self) -> Result<(), RoleError> {
         let superblock = self.local.superblock();
         if superblock.flags.inconsistent {
             return Err(RoleError::Inconsistent);

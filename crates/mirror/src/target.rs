@@ -240,6 +240,7 @@ impl TargetSession {
             (superblock.role, superblock.heir) = (Role::Target, None);
             superblock.epoch = superblock.epoch.max(attach.epoch);
             if attach.in_sync {
+                superblock.doubtful = false;
                 let mut lineage = superblock.lineage(slot);
                 lineage.settle();
                 superblock.set_lineage(slot, &lineage);
@@ -438,9 +439,13 @@ impl Inner {
             return Err(Refusal::Range);
         }
         let mut sums = self.sums(offset, len, unit_bytes).await.map_err(|_| Refusal::Failed)?;
-        if self.lock().doubtful {
+        let doubtful = self.lock().doubtful;
+        for (sum, at) in sums.iter_mut().zip((offset..).step_by(unit_bytes as usize)) {
+            let unproven = self.unproven.any(self.unproven.bits_of(at, u64::from(unit_bytes)));
             // Equal data is to be written once more.
-            sums.iter_mut().for_each(|sum| *sum = !*sum);
+            if doubtful || unproven {
+                *sum = !*sum;
+            }
         }
         Ok(Reply::Checksums(sums))
     }
@@ -509,6 +514,7 @@ impl Inner {
             superblock.set_lineage(0, &lineage);
             superblock.flags.inconsistent = false;
             (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
+            superblock.doubtful &= !resync;
         };
         self.local.update(adopt).await.map_err(|_| Refusal::Failed)?;
         if resync {

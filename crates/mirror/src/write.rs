@@ -367,7 +367,7 @@ async fn record(inner: &Arc<Inner>, flight: &Flight, landed: &Landed) -> Result<
             LegGoing::Marked => continue,
         };
         if !matches!(said, Some(Ok(()))) {
-            inner.mark(leg, flight.offset, flight.len);
+            inner.mark_unproven(leg, flight.offset, flight.len);
             inner.lose(leg, sending.serial);
             lacking = true;
             continue;
@@ -519,7 +519,7 @@ async fn deliver(inner: Arc<Inner>, letter: Letter, op: Op, range: (u64, u64), o
         false => Err(IoError::Unreachable),
     };
     if result.is_err() {
-        inner.mark(leg, range.0, range.1);
+        inner.mark_unproven(leg, range.0, range.1);
         inner.lose(leg, sending.serial);
     }
     inner.leave_queue(leg, place);

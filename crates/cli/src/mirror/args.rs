@@ -226,7 +226,8 @@ pub struct GrowArgs {
 pub struct ForceArgs {
     /// The volume
     pub volume: String,
-    /// Do it though a source is attached (failover), or hosts are served (delete)
+    /// Do it though a source is attached or the disk here is in doubt after a failed flush (failover), or
+    /// hosts are served (delete)
     #[arg(long)]
     pub force: bool,
     /// Do not ask before something is lost

@@ -241,7 +241,8 @@ async fn apply(mirror: &Mirror, deed: Deed) -> Result<(), CommandError> {
             mirror.set_wish(leg, flagstone_mirror::state::Wish::Mirror).await
         }
         Deed::Switchover { leg } => mirror.switchover(leg).await,
-        Deed::Failover => Ok(mirror.failover().await?),
+        Deed::Failover { force: false } => Ok(mirror.failover().await?),
+        Deed::Failover { force: true } => Ok(mirror.failover_in_doubt().await?),
         Deed::Resolve { leg, keep_mine: true } => resolved(mirror.resolve_keep_mine(leg).await),
         Deed::Resolve { leg, keep_mine: false } => resolved(mirror.resolve_keep_peers(leg).await),
         Deed::Demote => Ok(mirror.demote().await?),

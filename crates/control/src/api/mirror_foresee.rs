@@ -16,7 +16,7 @@ pub(super) enum Deed {
     Wish { leg: usize, wish: Wish },
     Resync { leg: usize, full: bool, compare: Option<bool> },
     Switchover { leg: usize },
-    Failover,
+    Failover { force: bool },
     Verify { leg: usize, repair: bool, bytes_per_second: Option<u64> },
     StopVerify,
     Resolve { leg: usize, keep_mine: bool },
@@ -389,7 +389,7 @@ fn failover(
          given up (split brain)"
     );
     let said = format!("{node} serves {volume} without asking {names}");
-    Ok(Foreseen::does(Deed::Failover, said).losing(loses))
+    Ok(Foreseen::does(Deed::Failover { force }, said).losing(loses))
 }
 
 fn stop_verify(now: &MirrorDocument, peer: Option<&str>) -> Result<Foreseen, Problem> {

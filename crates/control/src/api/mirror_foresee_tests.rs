@@ -233,7 +233,10 @@ fn a_failover_says_what_may_be_lost() {
     let accepted = foresee(&attached, &order).unwrap_err().accepted;
     let commands = ["flagstone mirror switchover db", "flagstone mirror failover db --force"];
     assert_eq!(accepted, commands, "what can be typed");
-    assert_eq!(does(&attached, Action::Failover { force: true }).deed, Some(Deed::Failover));
+    assert_eq!(
+        does(&attached, Action::Failover { force: true }).deed,
+        Some(Deed::Failover { force: true })
+    );
     refused(&target(|replica| replica.inconsistent = true), FAILOVER);
     refused(&target(|replica| replica.generation = "0000000000000000".into()), FAILOVER);
 }

@@ -272,7 +272,7 @@ impl Mirrored {
         let from = mirror.usable_bytes();
         let served = mirror.is_active();
         let resized = match mirror.hand_on().await {
-            Ok(hand_on) => self.exchange(hand_on, log, bytes, mirror.is_doubtful()).await,
+            Ok(hand_on) => self.exchange(hand_on, log, bytes).await,
             Err(error) => Err(error.to_string()),
         };
         if let (Err(error), true) = (&resized, self.has_ended()) {
@@ -308,13 +308,12 @@ impl Mirrored {
         hand_on: HandOn,
         log: Option<SharedDevice>,
         bytes: u64,
-        doubtful: bool,
     ) -> Result<(), String> {
         let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
         target.remove_subsystem(&self.replica_nqn).map_err(|error| error.to_string())?;
         let opened = hand_on.resize(&self.leg, log, bytes).await;
         let (replica, failed) = opened.map_err(|error| error.to_string())?;
-        let next = self.mirror_of(replica, doubtful)?;
+        let next = self.mirror_of(replica)?;
         self.slot.set(Some(next.clone()));
         hand_on.finish(&next).await.map_err(|error| error.to_string())?;
         failed.map_or(Ok(()), |error| Err(error.to_string()))

@@ -116,7 +116,7 @@ impl Mirrored {
         *self.log.borrow_mut() = log;
         self.keep_name(&replica).await.map_err(|failure| failed(failure.problem))?;
         let id = replica.superblock().replica;
-        if let Err(failure) = self.run(replica, false).await {
+        if let Err(failure) = self.run(replica).await {
             if self.has_ended() {
                 self.reopen_soon();
             }

@@ -263,7 +263,7 @@ impl Mirrored {
 
     async fn open_and_run(self: &Rc<Self>) -> Result<(), Failure> {
         if let Some(replica) = self.open().await? {
-            return self.run(replica, false).await;
+            return self.run(replica).await;
         }
         let name = &self.name;
         if let Some(missing) = self.missing() {
@@ -293,11 +293,10 @@ impl Mirrored {
 
     /// Has the mirror run on this replica: its leg is served to peers, and hosts are served when
     /// that is safe, which it is not where its data is doubtful. One that does not start has ended.
-    async fn run(self: &Rc<Self>, replica: Replica, doubtful: bool) -> Result<(), Failure> {
-        let mirror = self.mirror_of(replica, doubtful)?;
+    async fn run(self: &Rc<Self>, replica: Replica) -> Result<(), Failure> {
+        let mirror = self.mirror_of(replica)?;
         self.slot.set(Some(mirror.clone()));
-        let started = if doubtful { Ok(false) } else { mirror.start().await };
-        let served = match started {
+        let served = match mirror.start().await {
             Ok(served) => served,
             Err(error) => {
                 self.give_mirror_up().await;
@@ -311,7 +310,7 @@ impl Mirrored {
     }
 
     /// A mirror of this replica, whose leg is served to peers.
-    fn mirror_of(&self, replica: Replica, doubtful: bool) -> Result<Mirror, String> {
+    fn mirror_of(&self, replica: Replica) -> Result<Mirror, String> {
         if let Some(bytes) = self.log_room_bytes(&replica.superblock().shape) {
             replica.set_log_room(bytes);
         }
@@ -319,9 +318,6 @@ impl Mirrored {
         let volume = replica.superblock().volume;
         let peers = (0..self.links.len()).map(|leg| self.peer_options(leg)).collect();
         let mirror = Mirror::speaking(self.versions.get(), replica, peers);
-        if doubtful {
-            mirror.doubt();
-        }
         let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
         let hidden = SubsystemConfig {
             nqn: self.replica_nqn,

@@ -8,7 +8,7 @@
 //! After a failed flush nobody knows what is on the device: the kernel may have dropped what it could
 //! not write, and shows it still. So it is done where a peer has all of it alone: for a target, and for
 //! a source that has handed the role over since. The mirror comes back as one whose data is in doubt
-//! (`Mirror::doubt`), serves nobody by itself, and is brought up to date by its source, which writes all
+//! (`Replica::doubt`), serves nobody by itself, and is brought up to date by its source, which writes all
 //! that was not known to be durable here. A source without a peer that is whole stays as it is, until
 //! the operator acts: what was lost cannot be brought back, and must not look as if it were there.
 //!
@@ -182,8 +182,12 @@ impl Mirrored {
         let found = self.open().await?;
         let missing = self.missing.borrow().clone();
         let missing = missing.as_deref().unwrap_or("no replica is found on it any more").to_owned();
-        self.run(found.ok_or(missing)?, self.doubtful.get()).await?;
-        // The next time it is opened it is by another restart.
+        let replica = found.ok_or(missing)?;
+        if self.doubtful.get() {
+            // From here on a restart knows it too.
+            replica.doubt().await.map_err(|error| error.to_string())?;
+        }
+        self.run(replica).await?;
         self.doubtful.set(false);
         // The device failed before its size was changed, or after it.
         target

@@ -3,21 +3,32 @@
 
 use crate::format::{FormatError, Page, begin, open, put, seal};
 use crate::id::Uuid;
-use crate::limits::BITS_PER_PAGE;
+use crate::limits::{BITS_PER_PAGE, PAGE_WRITES_MAX};
 
 pub(super) const MAGIC: &[u8; 8] = b"FSMIRBM\n";
+const WRITES_AT: usize = 40;
 const WORDS_AT: usize = 48;
 
 /// Words of a page.
 pub const WORDS: usize = (BITS_PER_PAGE / 64) as usize;
 
-/// Writes page `number` of the log `log`: bit `b` of the bitmap is bit `b % 64` of word
-/// `b / 64 % 504` of page `b / 32256`.
-pub fn encode(log: Uuid, number: u64, words: &[u64; WORDS]) -> Page {
+/// What a page says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contents {
+    /// How often it was written since its log was made: of all pages together this only grows, so a
+    /// page that is older than the superblock says is missed.
+    pub writes: u64,
+    /// Bit `b` of the bitmap is bit `b % 64` of word `b / 64 % 504` of page `b / 32256`.
+    pub words: [u64; WORDS],
+}
+
+/// Writes page `number` of the log `log`.
+pub fn encode(log: Uuid, number: u64, contents: &Contents) -> Page {
     let mut page = begin(MAGIC);
     put(&mut page, 16, &log.0);
     put(&mut page, 32, &number.to_le_bytes());
-    for (place, word) in page[WORDS_AT..].chunks_exact_mut(8).zip(words) {
+    put(&mut page, WRITES_AT, &contents.writes.to_le_bytes());
+    for (place, word) in page[WORDS_AT..].chunks_exact_mut(8).zip(&contents.words) {
         place.copy_from_slice(&word.to_le_bytes());
     }
     seal(&mut page);
@@ -28,12 +39,17 @@ pub fn encode(log: Uuid, number: u64, words: &[u64; WORDS]) -> Page {
 ///
 /// # Errors
 /// See [`FormatError`]; [`FormatError::Foreign`] for a page of another log or place.
-pub fn decode(page: &Page, log: Uuid, number: u64) -> Result<[u64; WORDS], FormatError> {
+pub fn decode(page: &Page, log: Uuid, number: u64) -> Result<Contents, FormatError> {
     let fields = open(page, MAGIC)?;
     if fields.uuid(16) != log || fields.u64(32) != number {
         return Err(FormatError::Foreign);
     }
-    Ok(std::array::from_fn(|index| fields.u64(WORDS_AT + 8 * index)))
+    let writes = fields.u64(WRITES_AT);
+    if writes > PAGE_WRITES_MAX {
+        return Err(FormatError::Field("writes"));
+    }
+    let words = std::array::from_fn(|index| fields.u64(WORDS_AT + 8 * index));
+    Ok(Contents { writes, words })
 }
 
 #[cfg(test)]
@@ -44,20 +60,32 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(words in prop::collection::vec(any::<u64>(), WORDS), number: u64) {
-            let words: [u64; WORDS] = words.try_into().expect("as many");
+        fn what_is_written_is_read(
+            words in prop::collection::vec(any::<u64>(), WORDS),
+            writes in 0..=PAGE_WRITES_MAX,
+            number: u64,
+        ) {
+            let contents = Contents { writes, words: words.try_into().expect("as many") };
             let (log, other) = (Uuid([3; 16]), Uuid([4; 16]));
-            let page = encode(log, number, &words);
-            prop_assert_eq!(decode(&page, log, number), Ok(words));
+            let page = encode(log, number, &contents);
+            prop_assert_eq!(decode(&page, log, number), Ok(contents));
             prop_assert_eq!(decode(&page, other, number), Err(FormatError::Foreign));
             prop_assert_eq!(decode(&page, log, number ^ 1), Err(FormatError::Foreign));
         }
 
         #[test]
         fn a_changed_byte_is_noticed(at in 0usize..4096, change in 1u8..) {
-            let mut page = encode(Uuid([3; 16]), 9, &[5; WORDS]);
+            let contents = Contents { writes: 7, words: [5; WORDS] };
+            let mut page = encode(Uuid([3; 16]), 9, &contents);
             page[at] ^= change;
             prop_assert!(decode(&page, Uuid([3; 16]), 9).is_err());
         }
+    }
+
+    #[test]
+    fn more_writes_than_can_be_are_refused() {
+        let forged = Contents { writes: PAGE_WRITES_MAX + 1, words: [0; WORDS] };
+        let page = encode(Uuid([3; 16]), 9, &forged);
+        assert_eq!(decode(&page, Uuid([3; 16]), 9), Err(FormatError::Field("writes")));
     }
 }

@@ -11,12 +11,16 @@ const MAGIC: &[u8; 8] = b"FSMIRSB\n";
 const HEIR_AT: usize = 81;
 const WISHES_AT: usize = 84;
 const RENAMING_AT: usize = 86;
+const DOUBTFUL_AT: usize = 87;
 const CALLED_AT: usize = 128;
 const HISTORY_AT: usize = 136;
 const PEERS_AT: usize = HISTORY_AT + 8 * HISTORY_LEN;
 const PEER_BYTES: usize = 64;
 const DEVICE_AT: usize = PEERS_AT + PEER_BYTES * PEERS_MAX;
+/// End of what every release writes. A later one's fields follow, and its superblock says this length
+/// too, so that earlier ones go on to read it: they leave zeroes behind where they write.
 const END: usize = DEVICE_AT + 16;
+const LOG_PROGRESS_AT: usize = END;
 
 /// Who writes to the volume by this replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,6 +84,23 @@ impl PeerRecord {
     }
 }
 
+/// How far a log has come: two counters that only grow while it is the same log. Zero of both is where
+/// every log begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Sequence of its latest hot record.
+    pub record_sequence: u64,
+    /// Writes of its bitmap pages, all together.
+    pub page_writes: u64,
+}
+
+impl Progress {
+    /// True when nothing is missing that had been written up to `before`.
+    pub fn has_reached(self, before: Progress) -> bool {
+        self.record_sequence >= before.record_sequence && self.page_writes >= before.page_writes
+    }
+}
+
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
@@ -101,6 +122,9 @@ pub struct Superblock {
     pub role: Role,
     /// Flags.
     pub flags: Flags,
+    /// A flush of the data device has failed, and it was opened again since: what it shows may not be
+    /// there durably, until a resync to it has ended.
+    pub doubtful: bool,
     /// The place of the peer that this source, which serves nobody, has asked to be the source in
     /// its stead: whether it is, it alone can tell.
     pub heir: Option<usize>,
@@ -114,6 +138,9 @@ pub struct Superblock {
     pub log: Uuid,
     /// How often that log was opened for use.
     pub incarnation: u64,
+    /// How far that log had come, durably, when this was written: it has come at least as far. Zero
+    /// where an earlier release wrote this, which says nothing.
+    pub log_progress: Progress,
     /// What the volume is called where this replica is, in eight bytes that whoever opens it makes of
     /// its name; 0 when nobody has said. By it a device that was exchanged for another is told.
     pub called: u64,
@@ -141,6 +168,7 @@ impl Superblock {
         let renaming =
             renaming.fold(0, |all, (place, peer)| all | u8::from(peer.renaming) << place);
         put(&mut page, RENAMING_AT, &[renaming]);
+        put(&mut page, DOUBTFUL_AT, &[u8::from(self.doubtful)]);
         put(&mut page, 88, &self.epoch.to_le_bytes());
         put(&mut page, 96, &self.current.0.to_le_bytes());
         put(&mut page, 104, &self.log.0);
@@ -154,6 +182,9 @@ impl Superblock {
         }
         put(&mut page, DEVICE_AT, &self.device_bytes.to_le_bytes());
         put(&mut page, DEVICE_AT + 8, &self.moved_from.to_le_bytes());
+        let Progress { record_sequence, page_writes } = self.log_progress;
+        put(&mut page, LOG_PROGRESS_AT, &record_sequence.to_le_bytes());
+        put(&mut page, LOG_PROGRESS_AT + 8, &page_writes.to_le_bytes());
         seal(&mut page);
         page
     }
@@ -193,6 +224,11 @@ impl Superblock {
         if renaming >> PEERS_MAX != 0 {
             return Err(FormatError::Field("renaming"));
         }
+        let doubtful = match fields.bytes(DOUBTFUL_AT) {
+            [0] => false,
+            [1] => true,
+            _ => return Err(FormatError::Field("doubtful")),
+        };
         let mut peers = [PeerRecord::default(); PEERS_MAX];
         for (index, peer) in peers.iter_mut().enumerate() {
             let at = PEERS_AT + index * PEER_BYTES;
@@ -211,12 +247,17 @@ impl Superblock {
             moved_from: fields.u64(DEVICE_AT + 8),
             role,
             flags: Flags::of(fields.u16(82))?,
+            doubtful,
             heir,
             epoch: fields.u64(88),
             current: fields.generation(96),
             history: list_at(HISTORY_AT),
             log: fields.uuid(104),
             incarnation: fields.u64(120),
+            log_progress: Progress {
+                record_sequence: fields.u64(LOG_PROGRESS_AT),
+                page_writes: fields.u64(LOG_PROGRESS_AT + 8),
+            },
             called: fields.u64(CALLED_AT),
             wishes,
             peers,
@@ -283,7 +324,7 @@ pub(crate) mod tests {
 
     prop_compose! {
         pub(crate) fn any_superblock()(
-            numbers in any::<[u64; 5]>(),
+            numbers in any::<[u64; 7]>(),
             names in prop::array::uniform5(prop::array::uniform16(1u8..)),
             shape in any_shape(),
             source in any::<bool>(),
@@ -293,6 +334,7 @@ pub(crate) mod tests {
             history in any_list(),
             bases in (any_list(), any_list()),
             renaming in any::<[bool; 2]>(),
+            doubtful in any::<bool>(),
             wishes in prop::array::uniform2(prop::sample::select(&Wish::ALL[..])),
         ) -> Superblock {
             let [volume, replica, log, first, second] = names.map(Uuid);
@@ -305,12 +347,14 @@ pub(crate) mod tests {
                 moved_from: (device_pages.0 as f64 * device_pages.1) as u64 * 4096,
                 role: if source { Role::Source } else { Role::Target },
                 flags: Flags::of(flags).expect("known flags"),
+                doubtful,
                 heir,
                 epoch: numbers[1],
                 current: Generation(numbers[2]),
                 history,
                 log,
                 incarnation: numbers[3],
+                log_progress: Progress { record_sequence: numbers[5], page_writes: numbers[6] },
                 called: numbers[4],
                 wishes,
                 peers: [
@@ -342,7 +386,7 @@ pub(crate) mod tests {
         #[test]
         fn forged_fields_do_no_harm(
             superblock in any_superblock(),
-            at in 10usize..416,
+            at in 10usize..432,
             value in any::<u8>(),
         ) {
             let mut page = superblock.encode();
@@ -361,12 +405,15 @@ pub(crate) mod tests {
         let document = include_str!("../../../../docs/mirror-format.md");
         let peers = format!("| {PEERS_AT} | {PEERS_MAX} × {PEER_BYTES} | peers");
         let rows = [
-            format!("| 10 | 2 | length up to the last field, {END} |"),
+            format!("| 10 | 2 | length up to the last field of the first release, {END} |"),
+            format!("| {LOG_PROGRESS_AT} | 8 | how far the log had come: sequence"),
+            format!("| {} | 8 | the same: writes", LOG_PROGRESS_AT + 8),
             format!("| {HEIR_AT} | 1 | heir"),
             format!("| {WISHES_AT} | {PEERS_MAX} | wishes"),
             format!("| {DEVICE_AT} | 8 | size of the device"),
             format!("| {} | 8 | where the metadata ended", DEVICE_AT + 8),
             format!("| {RENAMING_AT} | 1 | renaming"),
+            format!("| {DOUBTFUL_AT} | 1 | doubtful"),
             format!("| {CALLED_AT} | 8 | what the volume is called"),
             format!("| {HISTORY_AT} | {} | history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),
             peers,
@@ -376,6 +423,20 @@ pub(crate) mod tests {
         }
         let names = ["`FSMIRSB\\n`", "`FSMIRLG\\n`", "`FSMIRHT\\n`", "`FSMIRBM\\n`"];
         assert!(names.iter().all(|name| document.contains(name)));
+    }
+
+    /// An earlier release writes zeroes where the log's progress is, and reads what has others there.
+    #[test]
+    fn what_an_earlier_release_wrote_says_nothing_of_the_log() {
+        proptest!(|(superblock in any_superblock())| {
+            let mut page = superblock.encode();
+            prop_assert_eq!(&page[10..12], &408_u16.to_le_bytes(), "the only length that it reads");
+            page[408..4092].fill(0);
+            seal(&mut page);
+            let read = Superblock::decode(&page).expect("it is whole");
+            prop_assert_eq!(read.log_progress, Progress::default());
+            prop_assert!(Progress::default().has_reached(read.log_progress));
+        });
     }
 
     #[test]

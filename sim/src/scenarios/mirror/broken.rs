@@ -219,6 +219,150 @@ fn a_source_whose_flush_failed_comes_back_as_a_target() {
     }
 }
 
+/// What each leg keeps without its power is what it showed, and the same.
+fn are_durable(pair: &Pair) {
+    for source in pair.active() {
+        pair.on(source, |mirror| async move { mirror.flush().await }).expect("sound disks");
+    }
+    let shown = [0, 1].map(|index| pair.leg(index));
+    assert!(shown[0] == shown[1], "the legs differ");
+    for (index, shown) in shown.iter().enumerate() {
+        assert!(durable(pair, index) == *shown, "node {index} has lost what it showed");
+    }
+}
+
+fn sound(pair: &Pair) {
+    (0..2).for_each(|index| set(pair, index, DiskFaults::default()));
+}
+
+/// A process that ends takes what it knew of the failed flush with it. The file is opened anew, and its
+/// flushes succeed.
+#[test]
+fn a_target_that_was_restarted_after_its_flush_failed_gets_all_once_more() {
+    for seed in 0..12 {
+        let pair = Pair::new(seed, |peer| (peer.ack, peer.compare) = (Ack::Memory, true));
+        for number in 0..8 {
+            pair.write(0, number, 1 + number as u8).expect("both are there");
+        }
+        flush_fails(&pair, 1);
+        pair.on(0, |mirror| async move { mirror.flush().await }).expect("the source has all");
+        pair.end(1, false);
+        // Every other time the source knows by its log alone what the target was told.
+        if seed % 2 == 1 {
+            pair.end(0, false);
+            pair.restart(0);
+        }
+        sound(&pair);
+        pair.restart(1);
+        pair.becomes_whole(0);
+        are_durable(&pair);
+    }
+}
+
+/// The flush that failed was the target's own affair, and the source had written nothing since when its
+/// power failed: the target, which was restarted, must not be the better one.
+#[test]
+fn a_target_that_was_restarted_after_a_failed_flush_is_not_preferred_to_its_source() {
+    for seed in 0..12 {
+        let pair = Pair::new(seed, |peer| (peer.ack, peer.compare) = (Ack::Memory, true));
+        // The target has written of its log what it had to: the next thing that fails is the flush.
+        pair.sim.run_for(Duration::from_secs(5));
+        for number in 0..8 {
+            pair.write(0, number, 1 + number as u8).expect("both are there");
+        }
+        flush_fails(&pair, 1);
+        pair.sim.run_for(Duration::from_secs(2));
+        pair.end(0, true);
+        pair.end(1, false);
+        sound(&pair);
+        (0..2).for_each(|index| pair.restart(index));
+        whole(&pair);
+        are_durable(&pair);
+    }
+}
+
+/// The doubt about a target that was opened again outlives its process, and it serves nobody but by
+/// force.
+#[test]
+fn doubt_outlives_the_process() {
+    let mut lost = 0;
+    for seed in 0..6 {
+        let pair = Pair::new(seed, |peer| (peer.ack, peer.compare) = (Ack::Memory, true));
+        for number in 0..8 {
+            pair.write(0, number, 1 + number as u8).expect("both are there");
+        }
+        flush_fails(&pair, 1);
+        pair.on(0, |mirror| async move { mirror.flush().await }).expect("the source has all");
+        pair.cut();
+        sound(&pair);
+        pair.reopen(1);
+        pair.end(1, seed % 2 == 1);
+        pair.restart(1);
+        assert!(pair.mirror(1).is_doubtful(), "seed {seed}");
+        let refused = pair.on(1, |mirror| async move { mirror.failover().await });
+        assert_eq!(refused, Err(RoleError::Doubtful));
+        if seed == 5 {
+            pair.end(0, true);
+            let forced = pair.on(1, |mirror| async move { mirror.failover_in_doubt().await });
+            assert_eq!((forced, pair.active()), (Ok(()), vec![1]));
+            return assert!(lost > 0, "no disk has lost what it showed");
+        }
+        lost += u32::from(pair.leg(1) != pair.leg(0));
+        pair.hub().heal();
+        pair.becomes_whole(0);
+        assert!(!pair.superblock(1).doubtful, "a resync has ended");
+        are_durable(&pair);
+    }
+}
+
+/// The peer carries the volume, and copies everything back to the source, whose process has ended and
+/// knows of no failed flush.
+#[test]
+fn a_source_that_was_restarted_after_its_flush_failed_gets_all_once_more() {
+    for seed in 0..12 {
+        let pair = Pair::new(seed, |peer| peer.compare = true);
+        for number in 0..8 {
+            pair.write(0, number, 1 + number as u8).expect("both are there");
+        }
+        flush_fails(&pair, 0);
+        pair.on(0, |mirror| async move { mirror.flush().await }).expect("the peer has all");
+        pair.write(0, 5, 55).expect("the peer goes on alone");
+        pair.end(0, false);
+        if seed % 2 == 1 {
+            pair.end(1, seed % 4 == 1);
+            pair.restart(1);
+        }
+        sound(&pair);
+        pair.restart(0);
+        pair.until(1, MirrorState::Mirroring);
+        pair.becomes_whole(1);
+        assert_eq!((pair.read(1, 3), pair.read(1, 5)), (4, 55));
+        are_durable(&pair);
+    }
+}
+
+/// Nobody has what the source's failed flush lost, and the operator goes on with what its disk shows. It
+/// is what the target gets: so it has to be what the source keeps.
+#[test]
+fn a_source_that_goes_on_after_its_flush_failed_keeps_what_its_target_gets() {
+    for seed in 0..12 {
+        let pair = Pair::new(seed, |peer| peer.compare = true);
+        pair.cut();
+        for number in 0..8 {
+            pair.write(0, number, 1 + number as u8).expect("the peer is lost");
+        }
+        flush_fails(&pair, 0);
+        assert!(pair.on(0, |mirror| async move { mirror.flush().await }).is_err());
+        pair.end(0, false);
+        sound(&pair);
+        pair.restart(0);
+        pair.write(0, 20, 20).expect("it goes on alone");
+        pair.hub().heal();
+        pair.becomes_whole(0);
+        are_durable(&pair);
+    }
+}
+
 /// Without a peer nobody has what a source's failed flush lost: it is not opened again by itself.
 #[test]
 fn a_source_alone_whose_flush_failed_is_left_to_the_operator() {

@@ -19,6 +19,7 @@ use flagstone_runtime::sim::{DiskConfig, DiskFaults, NodeId, Simulation};
 use flagstone_runtime::{spawn_detached, time};
 
 use super::link::{Hub, HubHandle, Stage};
+use super::log_copies::LogCopies;
 use super::{Kind, releases};
 use crate::load::{LoadOptions, run as load};
 use crate::model::Shared;
@@ -124,11 +125,15 @@ pub(super) struct Cluster {
     separate_log: bool,
     /// The logs as they were made.
     first_logs: [Vec<u8>; 2],
+    /// And since.
+    log_copies: RefCell<[LogCopies; 2]>,
     volatile: bool,
     depth: usize,
     pause_ms: u64,
     /// Flushes of the node's disk may fail.
     flushes_fail: [Cell<bool>; 2],
+    /// Resyncs compare checksums.
+    compare: bool,
     /// The versions of the link that the node's program speaks.
     releases: [Cell<Versions>; 2],
 }
@@ -202,10 +207,12 @@ impl Cluster {
             sizes: RefCell::new([vec![device_bytes], vec![device_bytes]]),
             separate_log,
             first_logs,
+            log_copies: Default::default(),
             volatile,
             depth,
             pause_ms,
             flushes_fail: Default::default(),
+            compare: kind.faults && sim.chance(0.5),
             releases: releases.map(Cell::new),
             sim,
         }
@@ -236,6 +243,12 @@ impl Cluster {
         if !(flush_failed || mirror.has_failed()) || !mirror.is_idle_target() {
             return false;
         }
+        if self.sim.chance(0.3) {
+            // The server ends before it has come to that, and the next one knows of nothing.
+            self.end(index, false);
+            self.restart_as_it_was(index);
+            return true;
+        }
         let (node, hub) = (self.nodes[index], self.hub.clone());
         let given_up = self.sim.spawn_on(node, async move {
             let given_up = mirror.give_target_up().await;
@@ -260,11 +273,17 @@ impl Cluster {
         true
     }
 
-    fn bring_up(&self, index: usize, doubtful: bool) {
-        let (node, other) = (self.nodes[index], self.nodes[1 - index]);
+    fn peer_options(&self, node: NodeId, other: NodeId) -> PeerOptions {
         let mut peer = PeerOptions::new(self.hub.peer(node, other));
         (peer.mode, peer.ack, peer.when_lost) =
             (self.kind.mode, self.kind.ack, self.kind.when_lost);
+        peer.compare = self.compare;
+        peer
+    }
+
+    fn bring_up(&self, index: usize, doubtful: bool) {
+        let (node, other) = (self.nodes[index], self.nodes[1 - index]);
+        let peer = self.peer_options(node, other);
         let (world, hub) = (self.world.clone(), self.hub.clone());
         let (separate_log, depth) = (self.separate_log, self.depth);
         let (pause_ms, faults) = (self.pause_ms, self.kind.faults);
@@ -273,9 +292,13 @@ impl Cluster {
             let local = loop {
                 let (data, log) = devices(separate_log).await;
                 world.devices.borrow_mut()[index] = Some((data.clone(), log.clone()));
-                match Replica::open(data, shared(log)).await {
-                    Ok(local) => break local,
-                    Err(_) => {
+                let opened = match Replica::open(data, shared(log)).await {
+                    Ok(local) if doubtful => local.doubt().await.is_ok().then_some(local),
+                    opened => opened.ok(),
+                };
+                match opened {
+                    Some(local) => break local,
+                    None => {
                         world.devices.borrow_mut()[index] = None;
                         time::sleep(Duration::from_millis(100)).await;
                     }
@@ -286,14 +309,11 @@ impl Cluster {
             tracing::info!(node = index, %replica, lost = ?local.lost(), "the node is up");
             let peers = vec![resizing.peer.clone()];
             let mirror = Arc::new(Mirror::speaking(versions, local, peers));
-            if doubtful {
-                mirror.doubt();
-            }
             world.mirrors.borrow_mut()[index] = Some(mirror.clone());
             hub.hub().serve(node, mirror.clone());
             spawn_detached(follow(world.clone(), index, mirror.clone()));
             spawn_detached(resizing.follow_source(mirror.clone()));
-            while !doubtful && mirror.start().await.is_err() {
+            while mirror.start().await.is_err() {
                 time::sleep(Duration::from_millis(100)).await;
             }
             let options = LoadOptions {
@@ -352,9 +372,7 @@ impl Cluster {
         let node = self.nodes[index];
         // Else it is as where a node has forgotten what it zeroed.
         let clears = self.sim.chance(0.7);
-        let mut peer = PeerOptions::new(self.hub.peer(node, self.nodes[1 - index]));
-        (peer.mode, peer.ack, peer.when_lost) =
-            (self.kind.mode, self.kind.ack, self.kind.when_lost);
+        let peer = self.peer_options(node, self.nodes[1 - index]);
         let resizing =
             Resizing { world: self.world.clone(), hub: self.hub.clone(), node, index, peer };
         self.sim.spawn_on(node, async move {
@@ -372,6 +390,9 @@ impl Cluster {
         if !self.sim.is_up(self.nodes[index]) {
             if self.kind.upgrades && self.sim.chance(0.5) {
                 self.releases[index].set(releases::any(&self.sim));
+            }
+            if self.copies_logs() && self.sim.chance(0.3) {
+                self.put_log_back(index);
             }
             self.restart_as_it_was(index);
         }
@@ -499,6 +520,7 @@ impl Cluster {
     /// Notices generations that nodes have minted since they parted.
     pub(super) fn watch(&self) {
         self.assert_one_name();
+        self.copy_logs();
         (0..2).for_each(|index| self.notice_adoption(index));
         self.notice_targets();
         let found = [0, 1].map(|node| self.superblock(node));
@@ -590,16 +612,65 @@ impl Cluster {
         self.sim.set_space(self.nodes[index], DATA, u64::MAX);
     }
 
+    /// Where a node's log is.
+    fn log_at(&self) -> (&'static str, u64) {
+        if self.separate_log { (LOG, 0) } else { (DATA, self.usable) }
+    }
+
     /// While a node is down its log is replaced: by the one that it had when it was made, or by
     /// nothing.
     pub(super) fn replace_log(&self, index: usize, old: bool) {
         if self.sim.is_up(self.nodes[index]) {
             return;
         }
-        let (path, at) = if self.separate_log { (LOG, 0) } else { (DATA, self.usable) };
+        let (path, at) = self.log_at();
         let blank = vec![0; self.first_logs[index].len()];
         let bytes = if old { &self.first_logs[index] } else { &blank };
         self.sim.poke(self.nodes[index], path, at, bytes);
+        self.log_copies.borrow_mut()[index].clear();
+    }
+
+    /// Where nothing fails to write a log it is known what copies of it are promised to be told.
+    fn copies_logs(&self) -> bool {
+        self.kind.faults && !self.kind.broken
+    }
+
+    /// Keeps copies of the logs as they are now, some of the time.
+    fn copy_logs(&self) {
+        if !self.copies_logs() {
+            return;
+        }
+        for (index, copies) in self.log_copies.borrow_mut().iter_mut().enumerate() {
+            let Some(superblock) = self.superblock(index) else { continue };
+            let (path, at) = self.log_at();
+            let log = self.sim.peek(self.nodes[index], path, at, self.first_logs[index].len());
+            let keep = self.sim.chance(0.5).then(|| self.sim.random_between(0, 5) as usize);
+            copies.see(&log, superblock.sequence, keep);
+        }
+    }
+
+    /// While a node is down its log is put back from a copy that it is promised to tell: all of it, or
+    /// some of its pages where it was put away in order.
+    fn put_log_back(&self, index: usize) {
+        let Some(superblock) = self.superblock(index) else { return };
+        let (path, at) = self.log_at();
+        let mut copies = self.log_copies.borrow_mut();
+        let told = copies[index].told_by(&superblock);
+        if told.is_empty() {
+            return;
+        }
+        let mut copy = told[self.sim.random_between(0, told.len() as u64 - 1) as usize].to_vec();
+        if !superblock.flags.in_use && self.sim.chance(0.5) {
+            let now = self.sim.peek(self.nodes[index], path, at, copy.len());
+            for (old, new) in copy.chunks_mut(4096).zip(now.chunks(4096)) {
+                if self.sim.chance(0.5) {
+                    old.copy_from_slice(new);
+                }
+            }
+        }
+        tracing::info!(node = index, superblock.flags.in_use, "the log is one from before");
+        self.sim.poke(self.nodes[index], path, at, &copy);
+        copies[index].clear();
     }
 
     /// What a node's disk says of its replica: at the end of the device, or at an earlier one.
@@ -686,7 +757,6 @@ struct Resizing {
 impl Resizing {
     async fn resize(&self, mirror: &Arc<Mirror>, bytes: u64) {
         let Some((data, log)) = self.world.devices.borrow()[self.index].clone() else { return };
-        let doubtful = mirror.is_doubtful();
         let Ok(hand_on) = mirror.hand_on().await else { return };
         self.hub.hub().stop(self.node);
         let data: SharedDevice = data;
@@ -694,9 +764,6 @@ impl Resizing {
         let Ok((replica, _)) = resized else { return };
         let peers = vec![self.peer.clone()];
         let next = Arc::new(Mirror::speaking(mirror.versions(), replica, peers));
-        if doubtful {
-            next.doubt();
-        }
         self.world.mirrors.borrow_mut()[self.index] = Some(next.clone());
         self.hub.hub().serve(self.node, next.clone());
         spawn_detached(follow(self.world.clone(), self.index, next.clone()));

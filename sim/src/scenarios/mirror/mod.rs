@@ -12,6 +12,7 @@ mod commands;
 #[cfg(test)]
 mod growth;
 mod link;
+mod log_copies;
 #[cfg(test)]
 mod others;
 #[cfg(test)]
@@ -62,7 +63,8 @@ pub const ASYNC: Scenario = Scenario {
 pub const FAULTY: Scenario = Scenario {
     name: "mirror-faulty",
     about: "a synchronous mirror on disks with parts that cannot be read or written, and logs that \
-            are lost, replaced by an old one or by a blank disk while their node is down",
+            are lost, replaced by a blank disk or put back from a copy of any moment, as a whole or \
+            in part, while their node is down",
     run: |seed| steps::run(seed, &Kind { faults: true, ..Kind::default() }),
 };
 

@@ -148,8 +148,8 @@ impl<const N: usize> Group<N> {
             };
             device.set(opened).expect("the same blocks");
             let local = Replica::open(device, None).await.expect("a sound disk");
+            local.doubt().await.expect("a sound disk");
             let mirror = Arc::new(Mirror::new(local, peers));
-            mirror.doubt();
             hub.hub().serve(node, mirror.clone());
             mirrors.borrow_mut()[index] = Some(mirror);
         });

@@ -88,6 +88,10 @@ fn step(cluster: &Cluster) {
         tracing::info!(at_us = sim.now().as_nanos() / 1000, node = index, what = "grow");
         return cluster.grow(index);
     }
+    if cluster.kind.faults && sim.chance(0.1) {
+        tracing::info!(at_us = sim.now().as_nanos() / 1000, node = index, what = "shut down");
+        return shut_down(cluster, index);
+    }
     let choices = match cluster.kind {
         Kind { broken: true, .. } => 28,
         Kind { faults: true, .. } => 21,
@@ -143,6 +147,20 @@ fn step(cluster: &Cluster) {
     }
 }
 
+/// A node's server ends in order, if its disks and calls let it.
+fn shut_down(cluster: &Cluster, index: usize) {
+    let Some(mirror) = cluster.mirror(index) else { return };
+    cluster.reconcile();
+    let stopped =
+        cluster.sim.spawn_on(cluster.nodes[index], async move { mirror.stop().await.is_ok() });
+    let deadline = cluster.sim.now() + Duration::from_secs(3);
+    let waits = || !stopped.is_finished() && cluster.sim.now() < deadline;
+    while waits() {
+        cluster.sim.run_for(Duration::from_millis(1));
+    }
+    cluster.end(index, false);
+}
+
 /// The operator's word to one node, which may die while it is at it.
 fn command<F: Future<Output = ()> + 'static>(
     cluster: &Cluster,
@@ -156,6 +174,11 @@ fn command<F: Future<Output = ()> + 'static>(
 
 /// The operator has a node serve, whatever the other does.
 fn failover(cluster: &Cluster, index: usize) {
+    fail_over(cluster, index, false);
+}
+
+/// The same, also where its data is in doubt.
+fn fail_over(cluster: &Cluster, index: usize, in_doubt: bool) {
     let Some(mirror) = cluster.mirror(index) else { return };
     // Calls that a change of role holds belong to the line from before.
     if mirror.is_active() || cluster.world.loading[index].get() {
@@ -164,7 +187,10 @@ fn failover(cluster: &Cluster, index: usize) {
     cluster.part(index);
     let done = cluster.sim.spawn_on(cluster.nodes[index], async move {
         let inconsistent = mirror.status().inconsistent;
-        let result = mirror.failover().await;
+        let result = match in_doubt {
+            true => mirror.failover_in_doubt().await,
+            false => mirror.failover().await,
+        };
         assert!(!inconsistent || result.is_err(), "inconsistent data is served");
     });
     cluster.sim.run_until(Duration::from_millis(1), || done.is_finished());
@@ -237,6 +263,13 @@ fn help(cluster: &Cluster) {
         resolve(cluster, loser);
         return;
     }
+    let doubtful = |index: &usize| cluster.mirror(*index).is_some_and(|one| one.is_doubtful());
+    if shown.contains(&Some(MirrorState::NoSource))
+        && let Some(index) = (0..2).find(doubtful)
+    {
+        // Nobody else has what it has: what its disk shows has to do.
+        return fail_over(cluster, index, true);
+    }
     let serves = [0, 1].map(|index| cluster.state(index).is_some());
     if serves == [false, false] {
         // Nobody was told to serve.
@@ -292,6 +325,7 @@ fn check_at_rest(cluster: &Cluster) -> u64 {
     if sim.chance(0.3) {
         corrupt_and_verify(cluster, active);
     }
+    assert_target_durable(cluster, 1 - active);
     model.checks()
 }
 
@@ -300,6 +334,17 @@ fn assert_legs_equal(cluster: &Cluster) {
     assert_eq!(legs[0].len(), legs[1].len(), "other sizes\n{}", cluster.describe());
     let differs = legs[0].iter().zip(&legs[1]).position(|(a, b)| a != b);
     assert!(differs.is_none(), "the legs differ at byte {differs:?}\n{}", cluster.describe());
+}
+
+/// What a target shows that is in sync, and was flushed, its power does not take: whatever failed before,
+/// also a flush of its own that it has forgotten.
+fn assert_target_durable(cluster: &Cluster, target: usize) {
+    time_passes(cluster);
+    let shown = cluster.data(target);
+    cluster.end(target, true);
+    let kept = cluster.data(target);
+    let differs = shown.iter().zip(&kept).position(|(a, b)| a != b);
+    assert!(differs.is_none(), "the target loses byte {differs:?}\n{}", cluster.describe());
 }
 
 /// Bytes of the target rot. A verify finds exactly the parts that have, and a resync mends them.
