@@ -11,6 +11,8 @@
 //! Names are the same on all nodes, made of the volume's NQN and the nodes' names: so two files with
 //! the roles swapped fit each other.
 
+#[cfg(test)]
+mod device_tests;
 mod earlier;
 mod grow;
 mod guard;
