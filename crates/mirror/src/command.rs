@@ -251,6 +251,7 @@ impl Mirror {
         // First: a change of role that asks a peer ends with its session.
         self.close();
         let _changing = inner.changing().await;
+        inner.end_service().await;
         inner.end_attachment().await;
         inner.local.retire().await;
     }

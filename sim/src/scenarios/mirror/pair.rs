@@ -156,6 +156,22 @@ impl<const N: usize> Group<N> {
         self.sim.block_on(opened).expect("nobody ends it");
     }
 
+    /// A node's mirror is given up, and its replica opened by another over the same device.
+    pub(super) fn give_up(&self, index: usize) {
+        let (peers, hub, node) = (self.peers(index), self.hub.clone(), self.nodes[index]);
+        let (mirrors, devices) = (self.mirrors.clone(), self.devices.clone());
+        let opened = self.sim.spawn_on(node, async move {
+            let mirror = mirrors.borrow()[index].clone().expect("it runs");
+            mirror.give_up().await;
+            let device = devices.borrow()[index].clone().expect("it runs");
+            let local = Replica::open(device, None).await.expect("a sound disk");
+            let mirror = Arc::new(Mirror::new(local, peers));
+            hub.hub().serve(node, mirror.clone());
+            mirrors.borrow_mut()[index] = Some(mirror);
+        });
+        self.sim.block_on(opened).expect("nobody ends it");
+    }
+
     fn peers(&self, index: usize) -> Vec<PeerOptions> {
         let others = (0..N).filter(|other| *other != index);
         let peer = |other: usize| {
