@@ -88,3 +88,34 @@ fn a_dry_run_that_is_asked_for_in_the_query_does_nothing() {
     assert!(answer.body.contains("`dry_run` is in the query"), "{}", answer.body);
     assert_eq!(pair.state(0), "mirroring");
 }
+
+/// A dry run says what the order itself would: whose data is given up serves no hosts.
+#[test]
+fn a_choice_in_a_split_brain_is_foreseen_as_it_ends() {
+    let mut pair = Pair::in_sync(SIZE_BYTES, "");
+    let line = "--rw randwrite --depth 4 --ios 50";
+    // Each serves while the other is not there.
+    pair.node(0).kill();
+    pair.fail_over_to(1);
+    pair.load(&pair.path(1), line, &pair.file("one")).wait().assert_complete();
+    pair.node(1).kill();
+    pair.node(0).restart();
+    pair.fail_over_to(0);
+    pair.load(&pair.path(0), line, &pair.file("other")).wait().assert_complete();
+    pair.node(1).restart();
+    pair.wait_for(0, "split-brain");
+    let serves = || pair.status(1)["replica"]["active"] == true;
+    until("both serve", serves, String::new);
+    for more in [&["--keep", "mine", "--dry-run"][..], &["--keep", "mine", "--yes"]] {
+        let said = pair.try_order(0, "resolve", more).expect_err("the other serves hosts");
+        assert!(said.contains("flagstone mirror demote db"), "{more:?}: {said}");
+    }
+    pair.order(0, "resolve", &["--keep", "peer", "--dry-run"]);
+    pair.order(1, "demote", &[]);
+    pair.order(0, "resolve", &["--keep", "mine", "--dry-run"]);
+    assert_eq!(pair.state(0), "split-brain", "nothing was done");
+    pair.order(0, "resolve", &["--keep", "mine", "--yes"]);
+    pair.wait_for(0, "mirroring");
+    pair.assert_kept(0, "other");
+    pair.end(0);
+}
