@@ -140,6 +140,44 @@ fn a_target_whose_flush_failed_is_opened_again() {
     .unwrap();
 }
 
+/// A replica whose devices are being opened again is not half forgotten: the order is refused with when
+/// it can be given, and the replica comes back all the same.
+#[test]
+fn a_replica_that_is_being_opened_again_is_not_deleted_meanwhile() {
+    block_on(async {
+        let files = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
+        files.iter().for_each(|file| cut(file, 64 << 20));
+        let paths = files.each_ref().map(|file| file.path().to_str().unwrap());
+        let [a, b] = two_nodes_on(paths).await;
+        a.mirrored.create(CreateRole::Source, false, false).await.unwrap();
+        b.mirrored.create(CreateRole::Target, false, false).await.unwrap();
+        eventually("in sync", || a.state() == MirrorState::Mirroring).await;
+        let spec: crate::device_spec::DeviceSpec = paths[1].parse().unwrap();
+        b.mirrored.swap.close();
+        let device = crate::stack::open_device(&spec, &Default::default()).await.unwrap();
+        let (fault, control) = Fault::new(device, FaultConfig::default()).unwrap();
+        b.mirrored.swap.set(Arc::new(fault)).unwrap();
+        control.fail_next_flush();
+        assert!(b.mirrored.leg.flush().await.is_err());
+        let refused = async |part: &str| {
+            for dry_run in [true, false] {
+                let said = b.mirrored.delete(true, dry_run).await;
+                let Err(CreateError::Refused(why)) = said else { panic!("{said:?}") };
+                assert!(why.contains(part) && why.contains("can be deleted when it"), "{why}");
+            }
+        };
+        refused("a flush of the device of node-b").await;
+        eventually("it is closed", || b.mirrored.has_ended()).await;
+        refused("is being opened again").await;
+        eventually("it is opened again", || b.mirrored.reopens() == 1).await;
+        eventually("in sync", || a.state() == MirrorState::Mirroring).await;
+        b.mirrored.delete(false, false).await.unwrap();
+        assert!(b.mirrored.mirror().is_none());
+        a.mirrored.end().await;
+    })
+    .unwrap();
+}
+
 /// A source that has no peer has nobody who could make up for what a failed flush lost: it is not
 /// opened again, and does not look as if all were well.
 #[test]

@@ -211,13 +211,19 @@ impl Mirrored {
                     .to_owned(),
             ));
         }
+        if self.has_ended() || self.has_failed_flush() {
+            return Err(CreateError::Refused(self.not_writable()));
+        }
         if dry_run {
             return Ok(());
         }
+        self.set_access(false);
+        if let Err(error) = mirror.stop().await {
+            self.set_access(mirror.is_active());
+            return Err(failed(error));
+        }
         self.watch.borrow_mut().take();
         *self.reopening.borrow_mut() = None;
-        self.set_access(false);
-        mirror.stop().await.map_err(failed)?;
         // What it has in hand ends before its disks are another's.
         mirror.give_up().await;
         let target = self.target.borrow().clone();
@@ -226,6 +232,30 @@ impl Mirrored {
         }
         self.slot.set(None);
         let log = self.log.borrow_mut().take();
-        Replica::forget(&self.leg, log.as_ref()).await.map_err(failed)
+        Replica::forget(&self.leg, log.as_ref()).await.map_err(|error| {
+            failed(format!(
+                "the replica was closed, and cannot be forgotten ({error}): it is there again when this \
+                 server is started again"
+            ))
+        })
+    }
+
+    /// Why a replica is not forgotten whose devices are closed, or take no writes.
+    fn not_writable(&self) -> String {
+        let (name, node) = (&self.name, &self.node);
+        let last = "if its device is gone for good, stop the server of this node, and give the volume \
+                    another device, or none";
+        let why = self.reopening().map_or(String::new(), |again| format!(" ({})", again.reason));
+        match self.has_ended() {
+            true => format!(
+                "the replica of {name} is being opened again{why}, and can be deleted when it is open: \
+                 `flagstone mirror status {name} --watch` says when; {last}"
+            ),
+            false => format!(
+                "a flush of the device of {node}, or of its log's, failed, so that nothing can be written \
+                 there: the replica can be deleted when it has been opened again, by itself or with the \
+                 server; {last}"
+            ),
+        }
     }
 }
