@@ -184,7 +184,11 @@ fn resync(
     match peer.state.as_str() {
         "split-brain" => return Err(split_brain(now, peer)),
         "mismatch" => {
-            let detail = format!("{name} holds another volume, or one of another size");
+            let detail = format!(
+                "{name} holds another volume, or one of another size or other blocks, or is of another \
+                 release: `flagstone mirror status {}` says which, and what to do",
+                now.volume
+            );
             return Err(Problem::conflict(detail));
         }
         _ => {}

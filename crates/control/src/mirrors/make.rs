@@ -50,6 +50,19 @@ pub(super) fn failed(error: impl ToString) -> CreateError {
     CreateError::Failed(error.to_string())
 }
 
+/// Why two nodes cannot have one volume whose logical blocks differ, in bytes, and what to do.
+pub(crate) fn other_blocks(volume: &str, ours: (&str, u32), theirs: (&str, u32)) -> String {
+    let ((node, own), (peer, other)) = (ours, theirs);
+    format!(
+        "the logical blocks of {volume} are {own} B on {node} and {other} B on {peer}: hosts would find \
+         other blocks when the role goes over, and a device of larger blocks does not take what hosts of \
+         smaller ones write. Have both the same: with `block_size` in [volume.{volume}] of the node whose \
+         data is not kept, and its server started again; a disk whose own blocks are 4096 B cannot have \
+         512, so there take another device. (`block_size` of the node whose data is kept changes what \
+         hosts see: partition tables and file systems that are there count in blocks)"
+    )
+}
+
 impl Mirrored {
     /// Makes this node's replica and opens it. One that is there already with this role is fine, so
     /// of two that ask at a time the second finds what the first has made. Over what may be an
@@ -157,19 +170,25 @@ impl Mirrored {
 
     /// The volume as a peer has it, and that what is here may be overwritten.
     async fn of_peer(&self, destroy_data: bool) -> Result<(Id, Shape), CreateError> {
-        let about = self.ask_peers().await?;
+        let (peer, about) = self.ask_peers().await?;
+        let mut shape = shape(&self.config, about.view.usable_bytes);
+        let (ours, theirs) = (self.leg.geometry().block_bytes, about.view.block_bytes);
+        if theirs != 0 && ours != theirs {
+            let (name, node) = (&self.name, &self.node);
+            let refused = other_blocks(name, (node, ours), (peer, theirs));
+            return Err(CreateError::Refused(refused));
+        }
         if !destroy_data {
             self.check_leg().await?;
         }
-        let mut shape = shape(&self.config, about.view.usable_bytes);
         let regions = shape.region_bytes / shape.bit_bytes;
         (shape.usable_bytes, shape.bit_bytes) = (about.view.usable_bytes, about.view.bit_bytes);
         shape.region_bytes = shape.bit_bytes.saturating_mul(regions);
         Ok((about.view.volume, shape))
     }
 
-    /// What the first peer says that can be asked.
-    async fn ask_peers(&self) -> Result<About, CreateError> {
+    /// The first peer that can be asked, and what it says.
+    async fn ask_peers(&self) -> Result<(&str, About), CreateError> {
         let mut problem = String::new();
         for (leg, name) in self.peers.iter().enumerate() {
             let way = self.way(leg);
@@ -182,7 +201,7 @@ impl Mirrored {
                 Err(error) => Err(error.to_string()),
             };
             match answer {
-                Ok(about) => return Ok(about),
+                Ok(about) => return Ok((name, about)),
                 Err(error) => {
                     problem = format!("peer `{name}` at {}: {error}", self.links[leg].address)
                 }
@@ -195,8 +214,10 @@ impl Mirrored {
         )))
     }
 
-    /// Forgets the replica: nobody can tell any more what it is a replica of. Its data stays.
+    /// Forgets the replica: nobody can tell any more what it is a replica of. Its data stays. One whose
+    /// devices cannot be written is not forgotten, and goes on as it is.
     pub(crate) async fn delete(&self, force: bool, dry_run: bool) -> Result<(), CreateError> {
+        // Not while somebody opens it.
         let _making = self.making.acquire(1).await;
         let Some(mirror) = self.mirror() else {
             return Ok(());

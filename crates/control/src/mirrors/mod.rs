@@ -54,7 +54,7 @@ use crate::remote::Failure;
 use crate::stack::OpenError;
 use crate::uri::{Host, HostPort};
 
-pub(crate) use make::{CreateError, CreateRole};
+pub(crate) use make::{CreateError, CreateRole, other_blocks};
 pub(crate) use open::{reach_log, remote_log};
 pub(crate) use reopen::Reopening;
 use slot::Slot;

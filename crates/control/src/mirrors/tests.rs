@@ -547,6 +547,43 @@ fn a_target_of_another_size_is_refused() {
     .unwrap();
 }
 
+/// Hosts would see other blocks by each path, and the target's device may not take what they write.
+#[test]
+fn a_target_of_other_blocks_is_refused() {
+    block_on(async {
+        let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
+        for (ours, theirs) in [("4KiB", "512"), ("512", "4KiB")] {
+            let a = listener();
+            let Address::Tcp(tcp) = a.address().clone() else { unreachable!("bound to TCP") };
+            let text = |name: &str, peer: &str, port: u16, blocks: &str| {
+                format!(
+                    "[server]\nnode = \"{name}\"\n[peer.{peer}]\naddress = \"127.0.0.1:{port}\"\n\
+                     [volume.db]\nmirror = {{ peer = \"{peer}\", bitmap = \"memory:1MiB\" }}\n\
+                     block_size = \"{blocks}\"\ndevice = \"memory:64MiB\"\n"
+                )
+            };
+            let source = Node::of(&text("node-a", "node-b", 1, theirs), a).await;
+            source.mirrored.create(CreateRole::Source, false, false).await.unwrap();
+            let other = text("node-b", "node-a", tcp.port(), ours);
+            let target = Node::of(&other, listener()).await;
+            for dry_run in [true, false] {
+                let refused = target.mirrored.create(CreateRole::Target, true, dry_run).await;
+                let Err(CreateError::Refused(why)) = refused else { panic!("{refused:?}") };
+                for part in ["B on node-a", "B on node-b", "`block_size` in [volume.db]"] {
+                    assert!(why.contains(part), "no `{part}`: {why}");
+                }
+            }
+            assert!(target.mirrored.mirror().is_none());
+            let same = text("node-b", "node-a", tcp.port(), theirs);
+            let target = Node::of(&same, listener()).await;
+            target.mirrored.create(CreateRole::Target, false, false).await.unwrap();
+            target.mirrored.end().await;
+            source.mirrored.end().await;
+        }
+    })
+    .unwrap();
+}
+
 #[test]
 fn nodes_have_identifiers_of_their_own() {
     let ranges: Vec<_> = (0..NODES).map(identifiers).collect();
