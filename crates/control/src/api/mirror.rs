@@ -42,6 +42,7 @@ impl Mirrors {
             peers: mirrored.peers.clone(),
             mirror: mirrored.mirror(),
             missing: mirrored.missing(),
+            without_log: mirrored.is_without_log(),
             reopening: mirrored.reopening(),
             reopens: mirrored.reopens(),
             flush_failed: mirrored.has_failed_flush(),

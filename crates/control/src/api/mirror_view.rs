@@ -25,6 +25,8 @@ pub(super) struct Named {
     pub(super) mirror: Option<Mirror>,
     /// Why there is none, where something tells that there was a replica.
     pub(super) missing: Option<Rc<str>>,
+    /// It is not the replica that is missing, but its log.
+    pub(super) without_log: bool,
     pub(super) reopening: Option<Reopening>,
     pub(super) reopens: u64,
     pub(super) flush_failed: bool,
@@ -102,6 +104,11 @@ pub(super) fn document(named: &Named, verify: Option<VerifyDocument>) -> MirrorD
         }
     };
     document.next = match &named.missing {
+        Some(missing) if named.without_log => vec![format!(
+            "{missing}. Then start the server of {} again: until then it does not serve {}. Nothing was \
+             changed on the device, nor where the log was looked for",
+            document.node, document.volume
+        )],
         Some(missing) => vec![missing_advice(&document, missing)],
         None => next(&document),
     };

@@ -101,6 +101,102 @@ fn an_empty_device_in_place_of_a_replica_is_told_by_the_log() {
     .unwrap();
 }
 
+/// A log whose file was cut off is a lost log, wherever it was cut: all counts as different, also what
+/// the part that is left does not name, and the volume is served.
+#[test]
+fn a_log_that_was_cut_off_is_a_lost_log() {
+    block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let (device, log) = (path("device"), path("log"));
+        let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
+        let begin = || Node::with_log(("node-a", "node-b"), listener(), 1, (&device, Some(&log)));
+        let make = async || {
+            let _ = std::fs::remove_file(&log);
+            // With several pages of a bitmap.
+            std::fs::File::create(&device).unwrap().set_len(5 << 30).unwrap();
+            let node = begin().await;
+            node.mirrored.create(CreateRole::Source, false, false).await.unwrap();
+            let whole = node.mirrored.device().geometry().size_bytes.next_multiple_of(64 << 10);
+            write(&node.mirrored.device(), 4096, 7).await.unwrap();
+            node.stop().await;
+            whole
+        };
+        let whole = make().await;
+        let large = std::fs::metadata(&log).unwrap().len();
+        for left in [large - 1, large - 4096, 5 * 4096, 2 * 4096 + 1, 4096, 100, 0] {
+            make().await;
+            let file = std::fs::OpenOptions::new().write(true).open(&log).unwrap();
+            file.set_len(left).unwrap();
+            let node = begin().await;
+            assert_eq!(node.mirrored.missing(), None, "{left} B are left");
+            eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
+            let status = node.mirrored.mirror().unwrap().status().peers[0];
+            assert_eq!(status.out_of_date_bytes, whole, "{left} B are left");
+            assert_eq!(file.metadata().unwrap().len(), large);
+            assert_eq!(read(&node.mirrored.device(), 4096).await, Some(7));
+            node.stop().await;
+        }
+    })
+    .unwrap();
+}
+
+/// What may be somebody's is left as it is, and a device cannot be made larger from here: the volume is
+/// not served and says why, which is no error of the server's start.
+#[test]
+fn a_log_without_room_that_is_not_for_us_to_make_keeps_its_volume_alone_from_being_served() {
+    block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let (device, log) = (path("device"), path("log"));
+        std::fs::File::create(&device).unwrap().set_len(64 << 20).unwrap();
+        let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
+        let begin = |log: String| {
+            let device = device.clone();
+            async move {
+                let places = (device.as_str(), Some(log.as_str()));
+                Node::with_log(("node-a", "node-b"), listener(), 1, places).await
+            }
+        };
+        let node = begin(log.clone()).await;
+        node.mirrored.create(CreateRole::Source, false, false).await.unwrap();
+        write(&node.mirrored.device(), 4096, 7).await.unwrap();
+        node.stop().await;
+        let own = std::fs::read(&log).unwrap();
+        let table = b"/dev/sda1 / ext4 defaults 0 1\n".to_vec();
+        let mut others = own[..8192].to_vec();
+        // Its checksum is wrong then, and it is no log's beginning any more where the magic is.
+        others[4096..].fill(b'x');
+        for precious in [table, others] {
+            std::fs::write(&log, &precious).unwrap();
+            let node = begin(log.clone()).await;
+            let missing = node.mirrored.missing().expect("it is not to be overwritten");
+            for part in [&log, "`bitmap`", "is no log", "mend the configuration"] {
+                assert!(missing.contains(part), "no `{part}`: {missing}");
+            }
+            assert!(node.mirrored.is_without_log() && node.mirrored.mirror().is_none());
+            assert_eq!(node.access(), AnaState::INACCESSIBLE);
+            for role in [CreateRole::Source, CreateRole::Target] {
+                assert!(node.mirrored.create(role, true, false).await.is_err());
+            }
+            node.stop().await;
+            assert!(std::fs::read(&log).unwrap() == precious, "it was written to");
+        }
+        let node = begin("memory:8KiB".to_owned()).await;
+        let missing = node.mirrored.missing().expect("it has no room");
+        assert!(missing.contains("make it larger") && missing.contains("8KiB"), "{missing}");
+        assert_eq!(node.access(), AnaState::INACCESSIBLE);
+        node.stop().await;
+        std::fs::write(&log, &own).unwrap();
+        let node = begin(log.clone()).await;
+        assert_eq!(node.mirrored.missing(), None);
+        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
+        assert_eq!(read(&node.mirrored.device(), 4096).await, Some(7));
+        node.mirrored.end().await;
+    })
+    .unwrap();
+}
+
 /// A target whose flush failed is closed, opened and brought up to date while its server runs, and may
 /// take over then. After too many times it is left alone.
 #[test]

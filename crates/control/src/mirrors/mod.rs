@@ -20,6 +20,7 @@ mod make;
 mod open;
 mod reopen;
 mod slot;
+mod small_log;
 #[cfg(test)]
 mod tests;
 
@@ -110,6 +111,8 @@ pub(crate) struct Mirrored {
     slot: Arc<Slot>,
     /// What tells of a replica that is not found, since it was looked for last.
     missing: RefCell<Option<Rc<str>>>,
+    /// The replica is not missing, but its log cannot be used, and `missing` says why.
+    without_log: Cell<bool>,
     target: RefCell<Option<Arc<Target>>>,
     caps: RefCell<Caps>,
     watch: RefCell<Option<AbortOnDrop<()>>>,
@@ -189,6 +192,7 @@ impl Mirrored {
             reached_log: RefCell::new(log),
             slot: Slot::new(usable),
             missing: RefCell::default(),
+            without_log: Cell::default(),
             target: RefCell::default(),
             caps: RefCell::default(),
             watch: RefCell::default(),
