@@ -88,3 +88,66 @@ fn a_dry_run_that_is_asked_for_in_the_query_does_nothing() {
     assert!(answer.body.contains("`dry_run` is in the query"), "{}", answer.body);
     assert_eq!(pair.state(0), "mirroring");
 }
+
+/// A dry run says what the order itself would: whose data is given up serves no hosts.
+#[test]
+fn a_choice_in_a_split_brain_is_foreseen_as_it_ends() {
+    let mut pair = Pair::in_sync(SIZE_BYTES, "");
+    let line = "--rw randwrite --depth 4 --ios 50";
+    // Each serves while the other is not there.
+    pair.node(0).kill();
+    pair.fail_over_to(1);
+    pair.load(&pair.path(1), line, &pair.file("one")).wait().assert_complete();
+    pair.node(1).kill();
+    pair.node(0).restart();
+    pair.fail_over_to(0);
+    pair.load(&pair.path(0), line, &pair.file("other")).wait().assert_complete();
+    pair.node(1).restart();
+    pair.wait_for(0, "split-brain");
+    let serves = || pair.status(1)["replica"]["active"] == true;
+    until("both serve", serves, String::new);
+    for more in [&["--keep", "mine", "--dry-run"][..], &["--keep", "mine", "--yes"]] {
+        let said = pair.try_order(0, "resolve", more).expect_err("the other serves hosts");
+        assert!(said.contains("flagstone mirror demote db"), "{more:?}: {said}");
+    }
+    pair.order(0, "resolve", &["--keep", "peer", "--dry-run"]);
+    pair.order(1, "demote", &[]);
+    pair.order(0, "resolve", &["--keep", "mine", "--dry-run"]);
+    assert_eq!(pair.state(0), "split-brain", "nothing was done");
+    pair.order(0, "resolve", &["--keep", "mine", "--yes"]);
+    pair.wait_for(0, "mirroring");
+    pair.assert_kept(0, "other");
+    pair.end(0);
+}
+
+/// A server starts though a file of a log was cut off, or something else is in its place.
+#[test]
+fn a_log_that_has_no_room_does_not_end_the_start_of_its_server() {
+    let mut pair = Pair::start(SIZE_BYTES, "");
+    pair.order(0, "create", &["--source"]);
+    let log = pair.file("node-a.intent");
+    let large = std::fs::metadata(&log).expect("it was made").len();
+    let active = |pair: &Pair| pair.status(0)["replica"]["active"] == true;
+    pair.node(0).kill();
+    let file = std::fs::OpenOptions::new().write(true).open(&log).expect("it is there");
+    file.set_len(9000).expect("it can be cut off");
+    pair.node(0).restart();
+    until("it serves", || active(&pair), || pair.status(0).to_string());
+    let status = pair.status(0);
+    let out_of_date = status["peers"][0]["out_of_date_bytes"].as_u64();
+    assert!(out_of_date >= status["replica"]["size_bytes"].as_u64(), "{status:#}");
+    assert_eq!(file.metadata().expect("it is there").len(), large);
+    pair.node(0).kill();
+    let precious = b"/dev/sda1 / ext4 defaults 0 1\n";
+    std::fs::write(&log, precious).expect("there is room");
+    pair.node(0).restart();
+    pair.node(0).printed_after("  not served: its replica, or room for its log, is not found");
+    let status = pair.status(0);
+    assert_eq!(status["state"], "not-found", "{status:#}");
+    assert!(status["next"][0].as_str().is_some_and(|next| next.contains("is no log")));
+    assert_eq!(std::fs::read(&log).expect("it is there"), precious, "it was overwritten");
+    pair.node(0).kill();
+    std::fs::remove_file(&log).expect("it is there");
+    pair.node(0).restart();
+    until("it serves", || active(&pair), || pair.status(0).to_string());
+}

@@ -18,6 +18,8 @@ pub(crate) enum Served {
     Now(Geometry),
     /// It is mirrored, and its replica has not been made: hosts are sent away.
     WithoutReplica(Geometry),
+    /// The same, as its replica, or room for its log, is not found.
+    NotFound(Geometry),
     /// Its device is not reached yet.
     Later {
         /// Why not.
@@ -47,7 +49,9 @@ pub(crate) fn announcement(
             volume.backing.devices().iter().map(ToString::to_string).collect();
         let access = if volume.read_only { ", read-only" } else { "" };
         let shape = match served {
-            Served::Now(geometry) | Served::WithoutReplica(geometry) => {
+            Served::Now(geometry)
+            | Served::WithoutReplica(geometry)
+            | Served::NotFound(geometry) => {
                 let size = format_size(geometry.size_bytes);
                 format!("{size}, blocks of {} B{access}", geometry.block_bytes)
             }
@@ -66,6 +70,15 @@ pub(crate) fn announcement(
                 "  no replica here yet: flagstone mirror create {} --source on the node that has \
                  the data, --target on the other",
                 volume.name
+            );
+            continue;
+        }
+        if let Served::NotFound(_) = served {
+            let name = &volume.name;
+            let _ = writeln!(
+                text,
+                "  not served: its replica, or room for its log, is not found; flagstone mirror status \
+                 {name} says what to do"
             );
             continue;
         }

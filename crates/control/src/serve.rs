@@ -268,8 +268,12 @@ impl Server {
         let without_replica = |volume: usize| {
             self.mirror_of(volume).is_some_and(|mirrored| mirrored.mirror().is_none())
         };
+        let missing = |volume: usize| {
+            self.mirror_of(volume).is_some_and(|mirrored| mirrored.missing().is_some())
+        };
         let state = |(index, volume): (usize, &OnceCell<SharedDevice>)| match volume.get() {
             None => Served::Later { why: self.waiting.reason(index).unwrap_or_default() },
+            Some(device) if missing(index) => Served::NotFound(device.geometry()),
             Some(device) if without_replica(index) => Served::WithoutReplica(device.geometry()),
             Some(device) => Served::Now(device.geometry()),
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::connect::tell_ancestors;
+use crate::connect::{Closing, tell_ancestors};
 use crate::decide::Amount;
 use crate::format::superblock::{PeerRecord, Role, Superblock};
 use crate::id::Uuid;
@@ -200,22 +200,16 @@ impl Mirror {
     }
 
     /// Ends a split brain in favour of this side: the peer's data since both parted is given up.
-    /// Only what either has written since then is copied, where that is known. The peer must not
-    /// serve any more: see [`Mirror::demote`].
+    /// The peer serves nobody, else it refuses.
     ///
     /// # Errors
     /// See [`CommandError`].
     pub async fn resolve_keep_mine(&self, leg: usize) -> Result<(), CommandError> {
         let inner = &self.0;
-        let (mine, peers, session) = inner.look_at(leg).await?;
-        let done = match plan(&mine, &peers) {
-            Plan::SplitBrain => {
-                let (base, expected) = (common(&mine, &peers), peers.view.lineage.current);
-                order(&session, Request::Surrender { base, expected }).await
-            }
-            _ => return Err(CommandError::NoSplitBrain),
-        };
-        session.close();
+        let (mine, peers, session) = inner.look_at_split(leg).await?;
+        let (base, expected) = (common(&mine, &peers), peers.view.lineage.current);
+        let done = order(&session.0, Request::Surrender { base, expected }).await;
+        drop(session);
         inner.kick_all();
         Ok(done?)
     }
@@ -227,16 +221,26 @@ impl Mirror {
     /// See [`CommandError`].
     pub async fn resolve_keep_peers(&self, leg: usize) -> Result<(), CommandError> {
         let inner = &self.0;
-        let (mine, peers, session) = inner.look_at(leg).await?;
-        session.close();
-        if plan(&mine, &peers) != Plan::SplitBrain {
-            return Err(CommandError::NoSplitBrain);
-        }
+        let (mine, peers, _) = inner.look_at_split(leg).await?;
         self.demote().await?;
         let (base, expected) = (common(&mine, &peers), mine.view.lineage.current);
         inner.surrender(base, expected).await.map_err(AskError::Refused)?;
         inner.kick_all();
         Ok(())
+    }
+
+    /// What [`Mirror::resolve_keep_mine`] or [`Mirror::resolve_keep_peers`] would come to now: the
+    /// peer is asked, and nothing is changed.
+    ///
+    /// # Errors
+    /// Those of the command itself, but for what goes wrong while it is carried out.
+    pub async fn foresee_resolve(&self, leg: usize, keep_mine: bool) -> Result<(), CommandError> {
+        let (_, peers, _) = self.0.look_at_split(leg).await?;
+        // As `Inner::surrender` there has it.
+        match keep_mine && peers.active {
+            true => Err(AskError::Refused(Refusal::Active).into()),
+            false => Ok(()),
+        }
     }
 
     /// Takes other options for a peer; its mode takes effect with the next connection.
@@ -267,12 +271,14 @@ impl Mirror {
     }
 
     /// The same, as a crash would end it, and its replica writes nothing from when this returns:
-    /// another may open it.
+    /// another may open it. Hosts that were served are so no longer. As at any end of their service
+    /// what they write ends before, and what they read is answered with nothing that was found after.
     pub async fn give_up(&self) {
         let inner = &self.0;
         // First: a change of role that asks a peer ends with its session.
         self.close();
         let _changing = inner.changing().await;
+        inner.end_service().await;
         inner.end_attachment().await;
         inner.local.retire().await;
     }
@@ -431,15 +437,17 @@ impl Inner {
         self.change(|state| state.legs.iter_mut().for_each(|leg| leg.kicks += 1));
     }
 
-    async fn look_at(
-        &self,
-        leg: usize,
-    ) -> Result<(About, About, crate::peer::SharedSession), CommandError> {
+    /// Asks a peer with which there is a split brain who it is.
+    async fn look_at_split(&self, leg: usize) -> Result<(About, About, Closing), CommandError> {
         let way = self.leg(leg)?.options().way.clone();
-        let session = way.connect().await.map_err(AskError::from)?;
+        let session = Closing(way.connect().await.map_err(AskError::from)?);
         let own = self.local.superblock().replica;
-        let peers = identify(&session, own, self.versions).await?;
-        Ok((self.about(peers.view.replica), peers, session))
+        let peers = identify(&session.0, own, self.versions).await?;
+        let mine = self.about(peers.view.replica);
+        match plan(&mine, &peers) {
+            Plan::SplitBrain => Ok((mine, peers, session)),
+            _ => Err(CommandError::NoSplitBrain),
+        }
     }
 
     /// The asker is to be the source in our place. One that did not say who it is can only be meant

@@ -147,7 +147,10 @@ async fn meet(inner: &Arc<Inner>, leg: usize) -> Result<Never, Ended> {
             }
             Finding::SplitBrain
         }
-        Plan::Unrelated | Plan::Incompatible => Finding::Mismatch,
+        Plan::Unrelated | Plan::Incompatible => {
+            inner.tell_of_other_blocks(leg, &mine, &peers);
+            Finding::Mismatch
+        }
         Plan::NoSource => Finding::NoSource,
     };
     inner.found(leg, Phase::Met(finding));
@@ -210,6 +213,21 @@ impl Inner {
             tracing::warn!(replica = %self.local.superblock().replica, leg, "{none}");
         }
         self.found(leg, Phase::Met(Finding::NoCommonVersion));
+    }
+
+    /// The peer cannot be mirrored with, be it because its logical blocks are others.
+    fn tell_of_other_blocks(&self, leg: usize, mine: &About, peers: &About) {
+        let (ours, theirs) = (mine.view.block_bytes, peers.view.block_bytes);
+        let told = self.lock().legs[leg].phase == Phase::Met(Finding::Mismatch);
+        // Once, and not at each attempt.
+        if !told && mine.view.has_other_blocks(&peers.view) {
+            tracing::warn!(
+                replica = %self.local.superblock().replica,
+                leg,
+                "the peer's logical blocks are {theirs} B, and those of this node {ours}: they cannot \
+                 have one volume"
+            );
+        }
     }
 
     /// What a meeting came to, while there is no session.

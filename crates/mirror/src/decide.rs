@@ -20,6 +20,8 @@ pub struct View {
     pub room_bytes: u64,
     /// What a bit stands for, in bytes.
     pub bit_bytes: u32,
+    /// A logical block as hosts see the volume by this replica, in bytes; 0 where that is not known.
+    pub block_bytes: u32,
     /// Where its data comes from.
     pub lineage: Lineage,
     /// The highest epoch that it has durably seen.
@@ -33,6 +35,16 @@ pub struct View {
     pub inconsistent: bool,
     /// Its log names parts that may differ from the peer.
     pub dirty: bool,
+}
+
+impl View {
+    /// The logical blocks of the two differ, as far as is known. A replica of larger blocks cannot
+    /// carry the volume, for hosts write less at a time; and hosts of the one must not find the other's
+    /// blocks in their place, where the role goes over.
+    pub fn has_other_blocks(&self, other: &View) -> bool {
+        let [own, other] = [self, other].map(|view| view.block_bytes);
+        own != other && own != 0 && other != 0
+    }
 }
 
 /// One of the two that meet.
@@ -80,8 +92,8 @@ pub enum Decision {
     SplitBrain,
     /// Not two replicas of one volume, or so far apart that nothing is known in common.
     Unrelated,
-    /// Two replicas of one volume whose granularities differ, or the one that would be copied to has
-    /// no room for the other's size.
+    /// Two replicas of one volume whose granularities or logical blocks differ, or the one that would be
+    /// copied to has no room for the other's size.
     Incompatible,
     /// Neither has whole data of the volume to copy from.
     NoSource,
@@ -105,7 +117,7 @@ pub fn decide(mine: &View, peers: &View) -> Decision {
     if mine.volume != peers.volume || mine.replica == peers.replica {
         return Decision::Unrelated;
     }
-    if mine.bit_bytes != peers.bit_bytes {
+    if mine.bit_bytes != peers.bit_bytes || mine.has_other_blocks(peers) {
         return Decision::Incompatible;
     }
     let (a, b) = (&mine.lineage, &peers.lineage);

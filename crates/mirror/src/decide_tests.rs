@@ -48,6 +48,18 @@ fn row_1_other_volumes_and_oneself_are_unrelated() {
 fn row_2_other_granularities_and_sizes_without_room_are_incompatible() {
     let peers = View { bit_bytes: 4096, ..view(2, 5, &[], &[]) };
     expect(&view(1, 5, &[], &[]), &peers, Decision::Incompatible);
+    // Logical blocks, whoever would be the source, and whatever there is to copy.
+    let blocks = |block_bytes, view| View { block_bytes, ..view };
+    for peers in [view(2, 5, &[], &[]), view(2, 0, &[], &[]), view(2, 4, &[], &[])] {
+        let mine = view(1, 5, &[4], &[]);
+        for (one, other) in [(512, 4096), (4096, 512)] {
+            expect(&blocks(one, mine), &blocks(other, peers), Decision::Incompatible);
+        }
+        // Equal, or not known of one.
+        for (one, other) in [(4096, 4096), (512, 0), (0, 4096)] {
+            expect(&blocks(one, mine), &blocks(other, peers), decide(&mine, &peers));
+        }
+    }
     // The target would have to be as large as its source.
     let small = View { usable_bytes: 1 << 29, room_bytes: 1 << 29, ..view(2, 5, &[], &[]) };
     let larger = view(1, 6, &[5], &[]);

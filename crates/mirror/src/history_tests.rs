@@ -143,6 +143,7 @@ impl World {
             replica: Uuid([name; 16]),
             usable_bytes: 1,
             room_bytes: 1,
+            block_bytes: 0,
             bit_bytes: 1,
             lineage: node.lineage,
             epoch: node.epoch,

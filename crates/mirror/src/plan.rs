@@ -33,7 +33,7 @@ pub enum Plan {
     SplitBrain,
     /// Not two replicas of one volume.
     Unrelated,
-    /// Sizes or granularities differ.
+    /// Sizes, granularities or logical blocks differ.
     Incompatible,
     /// Neither has whole data.
     NoSource,

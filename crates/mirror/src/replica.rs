@@ -409,6 +409,7 @@ impl Replica {
     /// When there is no such place.
     pub fn view(&self, peer: usize) -> View {
         let room_bytes = self.room_bytes();
+        let block_bytes = self.geometry().block_bytes;
         let state = self.0.lock();
         let superblock = &state.superblock;
         View {
@@ -417,6 +418,7 @@ impl Replica {
             usable_bytes: superblock.shape.usable_bytes,
             room_bytes,
             bit_bytes: superblock.shape.bit_bytes,
+            block_bytes,
             lineage: superblock.lineage(peer),
             epoch: superblock.epoch,
             serving: superblock.flags.served_alone || self.0.log.is_open(),

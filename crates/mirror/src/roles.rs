@@ -224,6 +224,17 @@ impl Inner {
         self.put_away(role, None).await
     }
 
+    /// The same of a mirror that is given up as by a crash: nothing is recorded.
+    pub(crate) async fn end_service(self: &Arc<Self>) {
+        let _hold = self.hold();
+        self.drained().await;
+        self.change(|state| {
+            if state.active {
+                state.end_term();
+            }
+        });
+    }
+
     /// The superblock says that nobody uses the replica any more, and that the peer in the place
     /// `heir` is about to be asked to.
     pub(crate) async fn put_away(

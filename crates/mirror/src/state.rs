@@ -25,8 +25,8 @@ pub enum MirrorState {
     SplitBrain,
     /// The peer cannot be reached, and nothing was written since.
     Disconnected,
-    /// The peer is no replica of this volume, or of another size or granularity, or it speaks no
-    /// version of the link that we do.
+    /// The peer is no replica of this volume, or of another size, granularity or logical block, or it
+    /// speaks no version of the link that we do.
     Mismatch,
     /// Neither has whole data, or nobody was made the source.
     NoSource,

@@ -100,7 +100,7 @@ impl Session for NvmeSession {
             (None, bytes) => AdminData::In(buf::alloc_small(bytes)),
         };
         let (answer, session) = (self.session.admin(command, data), self.session.clone());
-        let link = self.link.clone();
+        let (link, block_bytes) = (self.link.clone(), self.session.geometry().block_bytes);
         self.link.late(IoFuture::later(async move {
             let answer = answer.await?;
             if answer.status.is_success() {
@@ -109,7 +109,7 @@ impl Session for NvmeSession {
                     if let Some(codecs) = words::codecs(&reply, data) {
                         link.learn(codecs);
                     }
-                    return Ok(Ok(reply));
+                    return Ok(Ok(words::with_blocks(reply, block_bytes)));
                 }
             } else if let Some(refusal) = words::refusal(answer.status, answer.result) {
                 return Ok(Err(refusal));

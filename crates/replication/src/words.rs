@@ -182,6 +182,17 @@ fn about_to_wire(about: &About) -> wire::About {
     said
 }
 
+/// The same of a replica whose namespace has logical blocks of so many bytes: they are those of the
+/// volume there, so the reply says nothing of them.
+pub(crate) fn with_blocks(reply: Reply, block_bytes: u32) -> Reply {
+    match reply {
+        Reply::About(about) => {
+            Reply::About(About { view: View { block_bytes, ..about.view }, ..about })
+        }
+        other => other,
+    }
+}
+
 /// Who a replica says that it is; `None` when that makes no sense.
 fn identity(said: &wire::About) -> Option<Reply> {
     let told = |error: wire::AboutError| tracing::warn!("{error}");
@@ -205,6 +216,8 @@ fn about_from_wire(said: &wire::About, role: Role, versions: Versions) -> About 
         usable_bytes: said.usable_bytes.get(),
         room_bytes: said.room_bytes.get().max(said.usable_bytes.get()),
         bit_bytes: said.bit_bytes.get(),
+        // See [`with_blocks`].
+        block_bytes: 0,
         lineage: Lineage {
             current: generation(said.current),
             bases: List(said.bases.map(generation)),

@@ -42,6 +42,7 @@ impl Mirrors {
             peers: mirrored.peers.clone(),
             mirror: mirrored.mirror(),
             missing: mirrored.missing(),
+            without_log: mirrored.is_without_log(),
             reopening: mirrored.reopening(),
             reopens: mirrored.reopens(),
             flush_failed: mirrored.has_failed_flush(),
@@ -120,7 +121,10 @@ impl Mirrors {
         }
         let now = self.document(mirrored);
         let foreseen = foresee(&now, order)?;
-        let Some(deed) = foreseen.deed.filter(|_| !order.dry_run) else { return Ok(foreseen) };
+        let Some(deed) = foreseen.deed else { return Ok(foreseen) };
+        if order.dry_run {
+            return foresee_further(mirrored, &now, foreseen, deed).await;
+        }
         match (deed, mirrored.mirror()) {
             (Deed::Delete { force }, _) => {
                 mirrored.delete(force, false).await.map_err(refused)?;
@@ -145,6 +149,34 @@ impl Mirrors {
         if let Some(verify) = self.verifies.borrow_mut().get_mut(&volume) {
             verify.stop();
         }
+    }
+}
+
+/// What a dry run says where a mirror's document does not tell: the peer is asked, or the devices.
+async fn foresee_further(
+    mirrored: &Mirrored,
+    now: &MirrorDocument,
+    foreseen: Foreseen,
+    deed: Deed,
+) -> Result<Foreseen, Problem> {
+    match (deed, mirrored.mirror()) {
+        (Deed::Resolve { leg, keep_mine }, Some(mirror)) => {
+            match mirror.foresee_resolve(leg, keep_mine).await {
+                Ok(()) => Ok(foreseen),
+                Err(CommandError::NoSplitBrain) => {
+                    // As `resolved` has it.
+                    let said =
+                        "the split brain has ended meanwhile: nothing is to be done".to_owned();
+                    Ok(Foreseen { changed: false, said, loses: None, deed: None })
+                }
+                Err(error) => Err(problem(now, deed, error)),
+            }
+        }
+        (Deed::Delete { force }, _) => {
+            mirrored.delete(force, true).await.map_err(refused)?;
+            Ok(foreseen)
+        }
+        _ => Ok(foreseen),
     }
 }
 

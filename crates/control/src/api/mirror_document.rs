@@ -78,6 +78,9 @@ pub struct ReplicaDocument {
     pub replica_uuid: String,
     /// What hosts may use.
     pub size_bytes: u64,
+    /// A logical block, as hosts see it here, in bytes.
+    #[serde(default)]
+    pub block_bytes: u32,
     /// The size to which it grows when what is new has been zeroed; `null` when it does not grow.
     #[serde(default)]
     pub growing_to_bytes: Option<u64>,
@@ -213,6 +216,9 @@ pub struct MetDocument {
     pub generation: String,
     /// Its data was of no moment in time.
     pub inconsistent: bool,
+    /// A logical block of the volume there, in bytes; 0 where that is not known.
+    #[serde(default)]
+    pub block_bytes: u32,
 }
 
 /// A resync.

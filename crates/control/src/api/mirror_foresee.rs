@@ -184,7 +184,11 @@ fn resync(
     match peer.state.as_str() {
         "split-brain" => return Err(split_brain(now, peer)),
         "mismatch" => {
-            let detail = format!("{name} holds another volume, or one of another size");
+            let detail = format!(
+                "{name} holds another volume, or one of another size or other blocks, or is of another \
+                 release: `flagstone mirror status {}` says which, and what to do",
+                now.volume
+            );
             return Err(Problem::conflict(detail));
         }
         _ => {}
@@ -439,7 +443,7 @@ fn verify(
 }
 
 fn resolve(now: &MirrorDocument, (leg, peer): Found<'_>, keep_mine: bool) -> Foreseen {
-    let (volume, node, name) = (&now.volume, &now.node, &peer.name);
+    let (node, name) = (&now.node, &peer.name);
     if peer.state != "split-brain" {
         return Foreseen::already(format!(
             "there is no split brain with {name}: the mirror is {}",
@@ -448,14 +452,8 @@ fn resolve(now: &MirrorDocument, (leg, peer): Found<'_>, keep_mine: bool) -> For
     }
     let deed = Deed::Resolve { leg, keep_mine };
     if keep_mine {
-        let first = match &peer.met {
-            Some(met) if met.active => format!(
-                " ({name} served hosts when it was asked: it has to be demoted first, with \
-                 `flagstone mirror demote {volume}` there)"
-            ),
-            _ => String::new(),
-        };
-        let said = format!("{name} takes the data of {node}{first}");
+        // Whether it serves hosts, which forbids it, the peer is asked.
+        let said = format!("{name} takes the data of {node}");
         let loses = format!("everything that was written on {name} since the two parted");
         return Foreseen::does(deed, said).losing(loses);
     }

@@ -25,6 +25,8 @@ pub(super) struct Named {
     pub(super) mirror: Option<Mirror>,
     /// Why there is none, where something tells that there was a replica.
     pub(super) missing: Option<Rc<str>>,
+    /// It is not the replica that is missing, but its log.
+    pub(super) without_log: bool,
     pub(super) reopening: Option<Reopening>,
     pub(super) reopens: u64,
     pub(super) flush_failed: bool,
@@ -102,6 +104,11 @@ pub(super) fn document(named: &Named, verify: Option<VerifyDocument>) -> MirrorD
         }
     };
     document.next = match &named.missing {
+        Some(missing) if named.without_log => vec![format!(
+            "{missing}. Then start the server of {} again: until then it does not serve {}. Nothing was \
+             changed on the device, nor where the log was looked for",
+            document.node, document.volume
+        )],
         Some(missing) => vec![missing_advice(&document, missing)],
         None => next(&document),
     };
@@ -127,6 +134,7 @@ fn replica(
         volume_uuid: status.volume.to_string(),
         replica_uuid: status.replica.to_string(),
         size_bytes: mirror.geometry().size_bytes,
+        block_bytes: mirror.geometry().block_bytes,
         growing_to_bytes: None,
         in_flight: status.in_flight,
         waiting_for_overlap: status.waiting_for_overlap,
@@ -249,7 +257,14 @@ fn met(about: &About) -> MetDocument {
         epoch: about.view.epoch,
         generation: about.view.lineage.current.to_string(),
         inconsistent: about.view.inconsistent,
+        block_bytes: about.view.block_bytes,
     }
+}
+
+/// The logical blocks of the volume here and at the peer, where they differ, in bytes.
+fn other_blocks(replica: &ReplicaDocument, peer: &PeerDocument) -> Option<(u32, u32)> {
+    let blocks = (replica.block_bytes, peer.met.as_ref()?.block_bytes);
+    (blocks.0 != blocks.1 && blocks.0 != 0 && blocks.1 != 0).then_some(blocks)
 }
 
 /// What to do about a replica that is not found, though something tells of it.
@@ -347,6 +362,9 @@ fn next_of(
                     "{name} speaks {theirs} of the replication link, and {node} {ours}: upgrade \
                      Flagstone on {older}; both go on by themselves then"
                 )
+            }
+            None if let Some((ours, theirs)) = other_blocks(replica, peer) => {
+                crate::mirrors::other_blocks(volume, (node, ours), (name, theirs))
             }
             None => format!(
                 "{name} holds another volume, or one of another size: look at it there; to make it \
@@ -503,6 +521,17 @@ mod tests {
             assert!(next(&far)[0].contains(&part), "{:?}", next(&far));
         }
         assert!(next(&far)[0].contains("node-b speaks version 1 of"), "{:?}", next(&far));
+        let mut blocks = with("mismatch", ReplicaDocument { block_bytes: 512, ..active.clone() });
+        let met = |block_bytes| Some(MetDocument { block_bytes, ..MetDocument::default() });
+        blocks.peers[0].met = met(4096);
+        let advice = next(&blocks).concat();
+        for part in ["512 B on node-a", "4096 B on node-b", "`block_size`"] {
+            assert!(advice.contains(part), "no `{part}`: {advice}");
+        }
+        for same in [0, 512] {
+            blocks.peers[0].met = met(same);
+            assert!(next(&blocks).concat().contains("holds another volume"), "{same}");
+        }
         let mut unknown = with("disconnected", ReplicaDocument::default());
         unknown.peers[0].link.name_unknown = true;
         assert!(next(&unknown)[0].contains("the address of node-b is not known"));

@@ -197,4 +197,9 @@ impl Mirrored {
     pub(crate) fn missing(&self) -> Option<Rc<str>> {
         self.missing.borrow().clone().filter(|_| self.mirror().is_none())
     }
+
+    /// It is not the replica that is missing, but its log.
+    pub(crate) fn is_without_log(&self) -> bool {
+        self.without_log.get()
+    }
 }

@@ -224,7 +224,7 @@ impl Mirrored {
     }
 
     /// The path of the log's device when that is a regular file, which can be made larger.
-    fn log_file(&self) -> Option<&std::path::Path> {
+    pub(super) fn log_file(&self) -> Option<&std::path::Path> {
         match self.config.bitmap.as_ref()? {
             DeviceSpec::Path(path) if path.is_file() => Some(path),
             _ => None,

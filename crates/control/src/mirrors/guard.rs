@@ -10,7 +10,7 @@ use super::{CreateError, Mirrored, reach_log};
 use crate::device_spec::DeviceSpec;
 
 /// How much of a device is looked at for signs of data, at its beginning.
-const LOOK_BYTES: u64 = 1 << 20;
+pub(super) const LOOK_BYTES: u64 = 1 << 20;
 
 impl Mirrored {
     /// Refuses to make a target of a device that holds something.
@@ -70,6 +70,6 @@ async fn beginning(device: &SharedDevice) -> Result<Vec<u8>, IoError> {
     Ok(device.read(0, memory).await?.to_vec())
 }
 
-fn is_zero(bytes: &[u8]) -> bool {
+pub(super) fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }

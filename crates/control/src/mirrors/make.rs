@@ -50,6 +50,19 @@ pub(super) fn failed(error: impl ToString) -> CreateError {
     CreateError::Failed(error.to_string())
 }
 
+/// Why two nodes cannot have one volume whose logical blocks differ, in bytes, and what to do.
+pub(crate) fn other_blocks(volume: &str, ours: (&str, u32), theirs: (&str, u32)) -> String {
+    let ((node, own), (peer, other)) = (ours, theirs);
+    format!(
+        "the logical blocks of {volume} are {own} B on {node} and {other} B on {peer}: hosts would find \
+         other blocks when the role goes over, and a device of larger blocks does not take what hosts of \
+         smaller ones write. Have both the same: with `block_size` in [volume.{volume}] of the node whose \
+         data is not kept, and its server started again; a disk whose own blocks are 4096 B cannot have \
+         512, so there take another device. (`block_size` of the node whose data is kept changes what \
+         hosts see: partition tables and file systems that are there count in blocks)"
+    )
+}
+
 impl Mirrored {
     /// Makes this node's replica and opens it. One that is there already with this role is fine, so
     /// of two that ask at a time the second finds what the first has made. Over what may be an
@@ -157,19 +170,25 @@ impl Mirrored {
 
     /// The volume as a peer has it, and that what is here may be overwritten.
     async fn of_peer(&self, destroy_data: bool) -> Result<(Id, Shape), CreateError> {
-        let about = self.ask_peers().await?;
+        let (peer, about) = self.ask_peers().await?;
+        let mut shape = shape(&self.config, about.view.usable_bytes);
+        let (ours, theirs) = (self.leg.geometry().block_bytes, about.view.block_bytes);
+        if theirs != 0 && ours != theirs {
+            let (name, node) = (&self.name, &self.node);
+            let refused = other_blocks(name, (node, ours), (peer, theirs));
+            return Err(CreateError::Refused(refused));
+        }
         if !destroy_data {
             self.check_leg().await?;
         }
-        let mut shape = shape(&self.config, about.view.usable_bytes);
         let regions = shape.region_bytes / shape.bit_bytes;
         (shape.usable_bytes, shape.bit_bytes) = (about.view.usable_bytes, about.view.bit_bytes);
         shape.region_bytes = shape.bit_bytes.saturating_mul(regions);
         Ok((about.view.volume, shape))
     }
 
-    /// What the first peer says that can be asked.
-    async fn ask_peers(&self) -> Result<About, CreateError> {
+    /// The first peer that can be asked, and what it says.
+    async fn ask_peers(&self) -> Result<(&str, About), CreateError> {
         let mut problem = String::new();
         for (leg, name) in self.peers.iter().enumerate() {
             let way = self.way(leg);
@@ -182,7 +201,7 @@ impl Mirrored {
                 Err(error) => Err(error.to_string()),
             };
             match answer {
-                Ok(about) => return Ok(about),
+                Ok(about) => return Ok((name, about)),
                 Err(error) => {
                     problem = format!("peer `{name}` at {}: {error}", self.links[leg].address)
                 }
@@ -195,8 +214,10 @@ impl Mirrored {
         )))
     }
 
-    /// Forgets the replica: nobody can tell any more what it is a replica of. Its data stays.
+    /// Forgets the replica: nobody can tell any more what it is a replica of. Its data stays. One whose
+    /// devices cannot be written is not forgotten, and goes on as it is.
     pub(crate) async fn delete(&self, force: bool, dry_run: bool) -> Result<(), CreateError> {
+        // Not while somebody opens it.
         let _making = self.making.acquire(1).await;
         let Some(mirror) = self.mirror() else {
             return Ok(());
@@ -211,13 +232,19 @@ impl Mirrored {
                     .to_owned(),
             ));
         }
+        if self.has_ended() || self.has_failed_flush() {
+            return Err(CreateError::Refused(self.not_writable()));
+        }
         if dry_run {
             return Ok(());
         }
+        self.set_access(false);
+        if let Err(error) = mirror.stop().await {
+            self.set_access(mirror.is_active());
+            return Err(failed(error));
+        }
         self.watch.borrow_mut().take();
         *self.reopening.borrow_mut() = None;
-        self.set_access(false);
-        mirror.stop().await.map_err(failed)?;
         // What it has in hand ends before its disks are another's.
         mirror.give_up().await;
         let target = self.target.borrow().clone();
@@ -226,6 +253,30 @@ impl Mirrored {
         }
         self.slot.set(None);
         let log = self.log.borrow_mut().take();
-        Replica::forget(&self.leg, log.as_ref()).await.map_err(failed)
+        Replica::forget(&self.leg, log.as_ref()).await.map_err(|error| {
+            failed(format!(
+                "the replica was closed, and cannot be forgotten ({error}): it is there again when this \
+                 server is started again"
+            ))
+        })
+    }
+
+    /// Why a replica is not forgotten whose devices are closed, or take no writes.
+    fn not_writable(&self) -> String {
+        let (name, node) = (&self.name, &self.node);
+        let last = "if its device is gone for good, stop the server of this node, and give the volume \
+                    another device, or none";
+        let why = self.reopening().map_or(String::new(), |again| format!(" ({})", again.reason));
+        match self.has_ended() {
+            true => format!(
+                "the replica of {name} is being opened again{why}, and can be deleted when it is open: \
+                 `flagstone mirror status {name} --watch` says when; {last}"
+            ),
+            false => format!(
+                "a flush of the device of {node}, or of its log's, failed, so that nothing can be written \
+                 there: the replica can be deleted when it has been opened again, by itself or with the \
+                 server; {last}"
+            ),
+        }
     }
 }

@@ -11,6 +11,8 @@
 //! Names are the same on all nodes, made of the volume's NQN and the nodes' names: so two files with
 //! the roles swapped fit each other.
 
+#[cfg(test)]
+mod device_tests;
 mod earlier;
 mod grow;
 mod guard;
@@ -18,6 +20,7 @@ mod make;
 mod open;
 mod reopen;
 mod slot;
+mod small_log;
 #[cfg(test)]
 mod tests;
 
@@ -52,7 +55,7 @@ use crate::remote::Failure;
 use crate::stack::OpenError;
 use crate::uri::{Host, HostPort};
 
-pub(crate) use make::{CreateError, CreateRole};
+pub(crate) use make::{CreateError, CreateRole, other_blocks};
 pub(crate) use open::{reach_log, remote_log};
 pub(crate) use reopen::Reopening;
 use slot::Slot;
@@ -108,6 +111,8 @@ pub(crate) struct Mirrored {
     slot: Arc<Slot>,
     /// What tells of a replica that is not found, since it was looked for last.
     missing: RefCell<Option<Rc<str>>>,
+    /// The replica is not missing, but its log cannot be used, and `missing` says why.
+    without_log: Cell<bool>,
     target: RefCell<Option<Arc<Target>>>,
     caps: RefCell<Caps>,
     watch: RefCell<Option<AbortOnDrop<()>>>,
@@ -187,6 +192,7 @@ impl Mirrored {
             reached_log: RefCell::new(log),
             slot: Slot::new(usable),
             missing: RefCell::default(),
+            without_log: Cell::default(),
             target: RefCell::default(),
             caps: RefCell::default(),
             watch: RefCell::default(),

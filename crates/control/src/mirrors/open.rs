@@ -11,6 +11,7 @@ use std::sync::Arc;
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice, Swap};
 use flagstone_mirror::RoleError;
 use flagstone_mirror::format::FormatError;
+use flagstone_mirror::format::superblock::Superblock;
 use flagstone_mirror::replica::{Replica, ReplicaError};
 use flagstone_mirror::shape::{Shape, log_layout};
 
@@ -69,7 +70,7 @@ pub(crate) async fn reach_log(mirror: &config::Mirror) -> Result<Option<SharedDe
     opened.map(Some).map_err(about)
 }
 
-fn log_on(spec: &DeviceSpec) -> String {
+pub(super) fn log_on(spec: &DeviceSpec) -> String {
     format!("the write-intent log on {spec}")
 }
 
@@ -78,11 +79,7 @@ impl Mirrored {
     /// large as a volume of this shape needs: a log that was lost is answered by the mirror.
     pub(super) async fn open_log(&self, shape: &Shape) -> Result<Option<SharedDevice>, Failure> {
         let Some(spec) = &self.config.bitmap else { return Ok(None) };
-        let device = match self.open_log_again(spec) {
-            Some(device) => device,
-            None => self.open_log_anew(spec, shape).await?,
-        };
-        device.refresh();
+        let Some(device) = self.open_log_device(shape).await? else { return Ok(None) };
         let (has, needed) = (device.geometry().size_bytes, log_layout(shape).total_bytes);
         if has < needed {
             return Err(Failure::from(format!(
@@ -93,6 +90,38 @@ impl Mirrored {
             )));
         }
         Ok(Some(device))
+    }
+
+    /// The same, whatever its size.
+    async fn open_log_device(&self, shape: &Shape) -> Result<Option<SharedDevice>, Failure> {
+        let Some(spec) = &self.config.bitmap else { return Ok(None) };
+        let device = match self.open_log_again(spec) {
+            Some(device) => device,
+            None => self.open_log_anew(spec, shape).await?,
+        };
+        device.refresh();
+        Ok(Some(device))
+    }
+
+    /// The log of the replica that is on the leg; what the operator has to do where it cannot be used.
+    async fn open_own_log(
+        &self,
+        superblock: &Superblock,
+    ) -> Result<Result<Option<SharedDevice>, String>, Failure> {
+        // One that is too small on another machine is waited for.
+        if remote_log(&self.config).is_some() {
+            return Ok(Ok(self.open_log(&superblock.shape).await?));
+        }
+        if let Some(why) = self.renew_log_file(superblock)? {
+            return Ok(Err(why));
+        }
+        let Some(device) = self.open_log_device(&superblock.shape).await? else {
+            return Ok(Ok(None));
+        };
+        if let Some(why) = self.small_log_device(&device, superblock) {
+            return Ok(Err(why));
+        }
+        Ok(Ok(Some(device)))
     }
 
     /// The device of a log here that the mirror before this one had: it cannot be opened twice, and
@@ -139,11 +168,19 @@ impl Mirrored {
         let superblock = match self.look().await? {
             Ok(superblock) => superblock,
             Err(missing) => {
+                self.without_log.set(false);
                 *self.missing.borrow_mut() = missing.map(Rc::from);
                 return Ok(None);
             }
         };
-        let log = self.open_log(&superblock.shape).await?;
+        let log = match self.open_own_log(&superblock).await? {
+            Ok(log) => log,
+            Err(why) => {
+                self.without_log.set(true);
+                *self.missing.borrow_mut() = Some(Rc::from(why));
+                return Ok(None);
+            }
+        };
         let replica = Replica::open(self.leg.clone(), log.clone()).await?;
         *self.log.borrow_mut() = log;
         self.keep_name(&replica).await?;

@@ -41,11 +41,11 @@ const CALM: Duration = Duration::from_secs(600);
 const OPENS_MAX: u32 = 8;
 
 /// How a replica is opened again, or was.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reopening {
     /// Why.
     pub(crate) reason: String,
-    /// How often its devices were opened again, or tried to be, since they were sound.
+    /// How often its devices were opened again since they were sound.
     pub(crate) attempts: u32,
     /// When the next attempt begins; `None` while one goes on, and when there is none.
     pub(crate) next: Option<Instant>,
@@ -55,6 +55,54 @@ pub(crate) struct Reopening {
     open: bool,
     /// When it was opened last.
     at: Instant,
+}
+
+impl Reopening {
+    /// The devices failed, and what they were opened to before is `before`.
+    fn begin(before: Option<&Reopening>, reason: String, now: Instant) -> Reopening {
+        let attempts = before.filter(|was| !was.is_calm(now)).map_or(0, |was| was.attempts);
+        Reopening { reason, attempts, next: None, given_up: false, open: false, at: now }
+    }
+
+    /// The devices have worked for so long since they were opened that they are sound.
+    fn is_calm(&self, now: Instant) -> bool {
+        self.open && !self.given_up && now.since(self.at) >= CALM
+    }
+
+    /// They are open.
+    fn opened(&mut self, now: Instant) {
+        (self.next, self.at, self.open) = (None, now, true);
+        self.attempts += 1;
+    }
+
+    /// They could not be opened.
+    fn failed(&mut self, problem: &str, next: Option<Instant>, now: Instant) {
+        (self.next, self.at) = (next, now);
+        problem.clone_into(&mut self.reason);
+    }
+
+    /// The devices failed again: what is done about it.
+    fn after_failure(&mut self, now: Instant) -> Verdict {
+        if self.given_up {
+            return Verdict::LeftAlone;
+        }
+        if self.attempts < OPENS_MAX || self.is_calm(now) {
+            return Verdict::Open;
+        }
+        self.given_up = true;
+        Verdict::GiveUp
+    }
+}
+
+/// What is done about devices that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// They are opened again.
+    Open,
+    /// It was done too often. Said once.
+    GiveUp,
+    /// That was said before, and holds until the server is started again.
+    LeftAlone,
 }
 
 impl Mirrored {
@@ -104,22 +152,13 @@ impl Mirrored {
         if self.growing.get() || !mirror.give_target_up().await {
             return;
         }
-        let calm = |was: &Reopening| was.at.elapsed() >= CALM;
-        let before = self.reopening.borrow().clone().filter(|was| !calm(was));
-        let attempts = before.map_or(0, |was| was.attempts);
         tracing::error!(
             volume = self.name,
             "{reason}: it is closed and opened again, and what it may lack comes from the source"
         );
         self.doubtful.set(true);
-        let reopening = Reopening {
-            reason,
-            attempts,
-            next: None,
-            given_up: false,
-            open: false,
-            at: time::now(),
-        };
+        let before = self.reopening.take();
+        let reopening = Reopening::begin(before.as_ref(), reason, time::now());
         *self.reopening.borrow_mut() = Some(reopening);
         self.give_mirror_up().await;
         drop(making);
@@ -129,18 +168,16 @@ impl Mirrored {
     /// False when the devices failed too often.
     fn may_open_again(&self) -> bool {
         let mut reopening = self.reopening.borrow_mut();
-        let Some(was) = reopening.as_mut().filter(|was| was.at.elapsed() < CALM) else {
-            return true;
-        };
-        if was.attempts >= OPENS_MAX && !was.given_up {
-            was.given_up = true;
+        let Some(was) = reopening.as_mut() else { return true };
+        let verdict = was.after_failure(time::now());
+        if verdict == Verdict::GiveUp {
             tracing::error!(
                 volume = self.name,
                 "the replica's devices failed again after they were opened {OPENS_MAX} times: they are \
                  left alone until this server is started again"
             );
         }
-        !was.given_up
+        verdict == Verdict::Open
     }
 
     /// Closes the devices whose flushes failed, and opens them.
@@ -199,12 +236,10 @@ impl Mirrored {
     fn attempted(&self, next: Option<Instant>, problem: Option<&str>) {
         let mut reopening = self.reopening.borrow_mut();
         let Some(reopening) = reopening.as_mut() else { return };
-        (reopening.next, reopening.at) = (next, time::now());
         match problem {
-            Some(problem) => problem.clone_into(&mut reopening.reason),
+            Some(problem) => reopening.failed(problem, next, time::now()),
             None => {
-                reopening.attempts += 1;
-                reopening.open = true;
+                reopening.opened(time::now());
                 self.reopens.set(self.reopens.get() + 1);
             }
         }
@@ -250,5 +285,82 @@ pub(super) async fn look_after(this: Weak<Mirrored>, mirror: Mirror) {
             // A task of its own: this one ends with the mirror that it looks after.
             spawn_detached(this.clone().open_devices_again(mirror.clone(), reason));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device that fails a second after each time that it was opened, until it is left alone: how
+    /// often it was opened, and when that was said.
+    fn fails_again_and_again(reopening: &mut Reopening, now: &mut Instant) -> u32 {
+        let mut opens = 0;
+        while reopening.after_failure(*now) == Verdict::Open {
+            *reopening = Reopening::begin(Some(reopening), "a flush failed".into(), *now);
+            *now = *now + pause_after(reopening.attempts);
+            reopening.opened(*now);
+            opens += 1;
+            assert!(opens <= OPENS_MAX, "it is opened for ever");
+            *now = *now + LOOK;
+        }
+        assert!(reopening.given_up);
+        opens
+    }
+
+    /// Times are counted from now on, and nothing waits for them.
+    fn at_some_time(test: impl FnOnce(Instant)) {
+        flagstone_runtime::block_on(async { test(time::now()) }).expect("an executor");
+    }
+
+    #[test]
+    fn a_device_that_fails_again_and_again_is_left_alone_until_the_server_is_started_again() {
+        at_some_time(|mut now| {
+            let begun = now;
+            let mut reopening = Reopening::begin(None, "a flush failed".into(), now);
+            reopening.opened(now);
+            assert_eq!(fails_again_and_again(&mut reopening, &mut now), OPENS_MAX - 1);
+            let spent = now.since(begun);
+            assert!((60..=180).contains(&spent.as_secs()), "some two minutes, and not {spent:?}");
+            // It is said once; and to be left alone is not to work.
+            for later in [LOOK, CALM, 100 * CALM] {
+                let now = now + later;
+                assert_eq!(reopening.after_failure(now), Verdict::LeftAlone, "after {later:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_device_that_worked_for_long_since_is_a_sound_one() {
+        at_some_time(|mut now| {
+            let mut reopening = Reopening::begin(None, "a flush failed".into(), now);
+            for _ in 0..OPENS_MAX {
+                reopening.opened(now);
+            }
+            let (short, long) = (CALM - LOOK, CALM);
+            let mut failed = reopening.clone();
+            assert_eq!(failed.after_failure(now + short), Verdict::GiveUp);
+            assert_eq!(reopening.after_failure(now + long), Verdict::Open);
+            now = now + long;
+            let mut anew = Reopening::begin(Some(&reopening), "its device failed".into(), now);
+            assert_eq!((anew.attempts, anew.reason.as_str()), (0, "its device failed"));
+            assert_eq!(fails_again_and_again(&mut anew, &mut now), OPENS_MAX);
+        });
+    }
+
+    /// What cannot be opened is tried for as long as it takes: it has not failed once it was open.
+    #[test]
+    fn a_device_that_cannot_be_opened_is_tried_on_and_its_last_problem_is_told() {
+        at_some_time(|mut now| {
+            let mut reopening = Reopening::begin(None, "a flush failed".into(), now);
+            for _ in 0..10 * OPENS_MAX {
+                now = now + PAUSE_MAX;
+                reopening.failed("no such file", Some(now + PAUSE_MAX), now);
+            }
+            assert_eq!((reopening.attempts, reopening.reason.as_str()), (0, "no such file"));
+            assert!(!reopening.open && !reopening.given_up);
+            reopening.opened(now);
+            assert_eq!((reopening.next, reopening.attempts), (None, 1));
+        });
     }
 }

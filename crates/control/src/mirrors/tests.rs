@@ -16,9 +16,9 @@ use super::*;
 use crate::stack::open_stack;
 
 /// A node as `serve` has it: its target, and its mirrored volume.
-struct Node {
+pub(super) struct Node {
     target: Arc<Target>,
-    mirrored: Rc<Mirrored>,
+    pub(super) mirrored: Rc<Mirrored>,
     address: Address,
 }
 
@@ -27,12 +27,18 @@ impl Node {
         Node::on(name, peer, listener, peer_port, "memory:64MiB").await
     }
 
-    async fn on(name: &str, peer: &str, listener: Listener, peer_port: u16, device: &str) -> Node {
+    pub(super) async fn on(
+        name: &str,
+        peer: &str,
+        listener: Listener,
+        peer_port: u16,
+        device: &str,
+    ) -> Node {
         Node::with_log((name, peer), listener, peer_port, (device, Some("memory:1MiB"))).await
     }
 
     /// With its log there, or at the end of the device.
-    async fn with_log(
+    pub(super) async fn with_log(
         (name, peer): (&str, &str),
         listener: Listener,
         peer_port: u16,
@@ -76,7 +82,7 @@ impl Node {
     }
 
     /// Ends in order, and lets its devices go.
-    async fn stop(self) {
+    pub(super) async fn stop(self) {
         let held = self.mirrored.device();
         self.mirrored.end().await;
         self.mirrored.give_up().await;
@@ -88,16 +94,16 @@ impl Node {
         eventually("its device is closed", || leg.strong_count() == 0).await;
     }
 
-    fn access(&self) -> AnaState {
+    pub(super) fn access(&self) -> AnaState {
         self.target.subsystem_status(&self.mirrored.nqn).unwrap().ana
     }
 
-    fn state(&self) -> MirrorState {
+    pub(super) fn state(&self) -> MirrorState {
         self.mirrored.mirror().unwrap().state(0)
     }
 }
 
-async fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+pub(super) async fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     for _ in 0..3000 {
         if is() {
             return;
@@ -111,7 +117,7 @@ async fn two_nodes() -> [Node; 2] {
     two_nodes_on(["memory:64MiB"; 2]).await
 }
 
-async fn two_nodes_on(devices: [&str; 2]) -> [Node; 2] {
+pub(super) async fn two_nodes_on(devices: [&str; 2]) -> [Node; 2] {
     let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
     let (a, b) = (listener(), listener());
     let port = |listener: &Listener| match listener.address() {
@@ -125,7 +131,7 @@ async fn two_nodes_on(devices: [&str; 2]) -> [Node; 2] {
     ]
 }
 
-async fn write(
+pub(super) async fn write(
     device: &SharedDevice,
     offset: u64,
     byte: u8,
@@ -135,7 +141,7 @@ async fn write(
     device.write(offset, data.freeze(), false).await
 }
 
-async fn read(device: &SharedDevice, offset: u64) -> Option<u8> {
+pub(super) async fn read(device: &SharedDevice, offset: u64) -> Option<u8> {
     let data = device.read(offset, buf::acquire(4096).await.unwrap()).await.ok()?;
     data.iter().all(|byte| *byte == data[0]).then(|| data[0])
 }
@@ -541,6 +547,43 @@ fn a_target_of_another_size_is_refused() {
     .unwrap();
 }
 
+/// Hosts would see other blocks by each path, and the target's device may not take what they write.
+#[test]
+fn a_target_of_other_blocks_is_refused() {
+    block_on(async {
+        let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
+        for (ours, theirs) in [("4KiB", "512"), ("512", "4KiB")] {
+            let a = listener();
+            let Address::Tcp(tcp) = a.address().clone() else { unreachable!("bound to TCP") };
+            let text = |name: &str, peer: &str, port: u16, blocks: &str| {
+                format!(
+                    "[server]\nnode = \"{name}\"\n[peer.{peer}]\naddress = \"127.0.0.1:{port}\"\n\
+                     [volume.db]\nmirror = {{ peer = \"{peer}\", bitmap = \"memory:1MiB\" }}\n\
+                     block_size = \"{blocks}\"\ndevice = \"memory:64MiB\"\n"
+                )
+            };
+            let source = Node::of(&text("node-a", "node-b", 1, theirs), a).await;
+            source.mirrored.create(CreateRole::Source, false, false).await.unwrap();
+            let other = text("node-b", "node-a", tcp.port(), ours);
+            let target = Node::of(&other, listener()).await;
+            for dry_run in [true, false] {
+                let refused = target.mirrored.create(CreateRole::Target, true, dry_run).await;
+                let Err(CreateError::Refused(why)) = refused else { panic!("{refused:?}") };
+                for part in ["B on node-a", "B on node-b", "`block_size` in [volume.db]"] {
+                    assert!(why.contains(part), "no `{part}`: {why}");
+                }
+            }
+            assert!(target.mirrored.mirror().is_none());
+            let same = text("node-b", "node-a", tcp.port(), theirs);
+            let target = Node::of(&same, listener()).await;
+            target.mirrored.create(CreateRole::Target, false, false).await.unwrap();
+            target.mirrored.end().await;
+            source.mirrored.end().await;
+        }
+    })
+    .unwrap();
+}
+
 #[test]
 fn nodes_have_identifiers_of_their_own() {
     let ranges: Vec<_> = (0..NODES).map(identifiers).collect();
@@ -553,176 +596,8 @@ fn nodes_have_identifiers_of_their_own() {
 }
 
 /// The end of a device of a node, with its replica, as a device of so many bytes has it.
-fn cut(file: &tempfile::NamedTempFile, bytes: u64) {
+pub(super) fn cut(file: &tempfile::NamedTempFile, bytes: u64) {
     file.as_file().set_len(bytes).unwrap();
-}
-
-/// A node whose device lost its replica says what tells of it, and makes no other over it, neither as
-/// source nor as target, without the operator's word.
-#[test]
-fn a_device_that_became_smaller_is_no_device_without_a_replica() {
-    const SIZE: u64 = 64 << 20;
-    block_on(async {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        cut(&file, SIZE);
-        let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
-        let path = file.path().to_str().unwrap();
-        let begin = || Node::with_log(("node-a", "node-b"), listener(), 1, (path, None));
-        let node = begin().await;
-        node.mirrored.create(CreateRole::Source, false, false).await.unwrap();
-        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
-        write(&node.mirrored.device(), 4096, 7).await.unwrap();
-        node.stop().await;
-
-        cut(&file, SIZE - 8192);
-        let node = begin().await;
-        let missing = node.mirrored.missing().expect("its log begins there still");
-        for part in ["it has become smaller", "64MiB or more", "65528KiB", "replica"] {
-            assert!(missing.contains(part), "no `{part}`: {missing}");
-        }
-        assert_eq!(node.access(), AnaState::INACCESSIBLE);
-        let before = std::fs::read(file.path()).unwrap();
-        for role in [CreateRole::Source, CreateRole::Target] {
-            for dry_run in [true, false] {
-                let refused = node.mirrored.create(role, false, dry_run).await;
-                let Err(CreateError::Refused(why)) = refused else { panic!("{refused:?}") };
-                assert!(why.contains(&*missing) && why.contains("Nothing was changed"), "{why}");
-            }
-        }
-        assert!(std::fs::read(file.path()).unwrap() == before, "something was written");
-        node.stop().await;
-
-        // Larger again, it would have lost the end: what was there comes from elsewhere.
-        let node = begin().await;
-        node.mirrored.create(CreateRole::Source, true, false).await.unwrap();
-        assert_eq!(node.mirrored.missing(), None);
-        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
-        assert_eq!(read(&node.mirrored.device(), 4096).await, Some(7));
-        node.mirrored.end().await;
-    })
-    .unwrap();
-}
-
-/// A log on a device of its own tells of its replica when that is not there: an empty device in place
-/// of it, or a larger one. The device of before is taken as if nothing had been.
-#[test]
-fn an_empty_device_in_place_of_a_replica_is_told_by_the_log() {
-    const SIZE: u64 = 64 << 20;
-    block_on(async {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-        for name in ["own", "empty", "larger"] {
-            std::fs::File::create(path(name)).unwrap().set_len(SIZE).unwrap();
-        }
-        let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
-        let log = path("log");
-        let begin = async |name: &str| {
-            let device = path(name);
-            Node::with_log(("node-a", "node-b"), listener(), 1, (&device, Some(&log))).await
-        };
-        let node = begin("own").await;
-        node.mirrored.create(CreateRole::Source, false, false).await.unwrap();
-        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
-        node.stop().await;
-        std::fs::copy(path("own"), path("larger")).unwrap();
-        let larger = std::fs::OpenOptions::new().write(true).open(path("larger")).unwrap();
-        // At no multiple of anything that is looked at.
-        larger.set_len((1 << 40) + 12_288 + 4096 * 77_777).unwrap();
-        let before = std::fs::read(&log).unwrap();
-        for name in ["empty", "larger"] {
-            let node = begin(name).await;
-            let missing = node.mirrored.missing().expect("its log is there");
-            assert!(missing.contains(&log) && missing.contains("another device"), "{missing}");
-            let refused = node.mirrored.create(CreateRole::Source, false, false).await;
-            assert!(matches!(refused, Err(CreateError::Refused(_))), "{refused:?}");
-            node.stop().await;
-            assert!(std::fs::read(&log).unwrap() == before, "the log was written to");
-        }
-        let node = begin("own").await;
-        assert_eq!(node.mirrored.missing(), None);
-        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
-        node.mirrored.end().await;
-    })
-    .unwrap();
-}
-
-/// A target whose flush failed is closed, opened and brought up to date while its server runs, and may
-/// take over then. After too many times it is left alone.
-#[test]
-fn a_target_whose_flush_failed_is_opened_again() {
-    block_on(async {
-        let files = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
-        files.iter().for_each(|file| cut(file, 64 << 20));
-        let paths = files.each_ref().map(|file| file.path().to_str().unwrap());
-        let [a, b] = two_nodes_on(paths).await;
-        a.mirrored.create(CreateRole::Source, false, false).await.unwrap();
-        b.mirrored.create(CreateRole::Target, false, false).await.unwrap();
-        eventually("in sync", || a.state() == MirrorState::Mirroring).await;
-        let hosts = [&a, &b].map(|node| node.mirrored.device());
-        write(&hosts[0], 8192, 1).await.unwrap();
-        // The same file, through a layer that fails.
-        let spec: crate::device_spec::DeviceSpec = paths[1].parse().unwrap();
-        b.mirrored.swap.close();
-        let device = crate::stack::open_device(&spec, &Default::default()).await.unwrap();
-        let (fault, control) = Fault::new(device, FaultConfig::default()).unwrap();
-        b.mirrored.swap.set(Arc::new(fault)).unwrap();
-        control.fail_next_flush();
-        assert!(b.mirrored.leg.flush().await.is_err());
-        assert!(b.mirrored.has_failed_flush());
-        write(&hosts[0], 4096, 2).await.unwrap();
-        eventually("it is opened again", || b.mirrored.reopens() == 1).await;
-        eventually("in sync", || a.state() == MirrorState::Mirroring).await;
-        assert!(!b.mirrored.has_failed_flush() && b.mirrored.reopening().is_none());
-        assert!(!b.mirrored.mirror().unwrap().is_doubtful(), "a resync has ended");
-        b.mirrored.mirror().unwrap().switchover(0).await.unwrap();
-        eventually("the other serves", || b.access() == AnaState::OPTIMIZED).await;
-        for (offset, byte) in [(8192, 1), (4096, 2)] {
-            assert_eq!(read(&hosts[1], offset).await, Some(byte), "at {offset}");
-        }
-        a.mirrored.end().await;
-        b.mirrored.end().await;
-    })
-    .unwrap();
-}
-
-/// A source that has no peer has nobody who could make up for what a failed flush lost: it is not
-/// opened again, and does not look as if all were well.
-#[test]
-fn a_source_alone_whose_flush_failed_stays_as_it_is() {
-    block_on(async {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        cut(&file, 64 << 20);
-        let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
-        let path = file.path().to_str().unwrap();
-        let node = Node::on("node-a", "node-b", listener, 1, path).await;
-        let opened = Rc::new(Cell::new(0));
-        let opening = opened.clone();
-        node.mirrored.reopen_with(Rc::new(move || {
-            opening.set(opening.get() + 1);
-            Box::pin(async { panic!("nobody asks for it") })
-        }));
-        node.mirrored.create(CreateRole::Source, false, false).await.unwrap();
-        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
-        let host = node.mirrored.device();
-        write(&host, 4096, 1).await.unwrap();
-        let spec: crate::device_spec::DeviceSpec = path.parse().unwrap();
-        node.mirrored.swap.close();
-        let device = crate::stack::open_device(&spec, &Default::default()).await.unwrap();
-        let (fault, control) = Fault::new(device, FaultConfig::default()).unwrap();
-        node.mirrored.swap.set(Arc::new(fault)).unwrap();
-        control.fail_next_flush();
-        assert!(host.flush().await.is_err());
-        assert!(write(&host, 4096, 2).await.is_err());
-        let mirror = node.mirrored.mirror().unwrap();
-        assert!(!mirror.is_idle_target() && !mirror.give_target_up().await);
-        // Three looks.
-        time::sleep(Duration::from_millis(3200)).await;
-        assert!(write(&host, 4096, 2).await.is_err(), "it is not as if all were well");
-        assert_eq!((opened.get(), node.mirrored.reopens()), (0, 0));
-        assert!(node.mirrored.has_failed_flush());
-        node.mirrored.end().await;
-    })
-    .unwrap();
 }
 
 /// A name server that is not up yet is no reason not to serve: a source whose peer's name nobody knows

@@ -5,6 +5,8 @@
 //! nothing that a host was promised, unless the operator gave it up.
 
 #[cfg(test)]
+mod blocks;
+#[cfg(test)]
 mod broken;
 mod cluster;
 #[cfg(test)]

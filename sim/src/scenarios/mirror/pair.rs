@@ -47,6 +47,9 @@ pub(super) struct Group<const N: usize> {
     device_bytes: u64,
     /// The versions of the link that the nodes' programs speak.
     releases: RefCell<[Versions; N]>,
+    /// Logical blocks that the nodes' volumes are to have, in bytes; those of the disk where there is
+    /// nothing.
+    blocks: RefCell<[Option<u32>; N]>,
 }
 
 pub(super) type Pair = Group<2>;
@@ -95,7 +98,8 @@ impl<const N: usize> Group<N> {
         let mirrors = Rc::new(RefCell::new(std::array::from_fn(|_| None)));
         let devices = Rc::new(RefCell::new(std::array::from_fn(|_| None)));
         let releases = RefCell::new([Versions::SPOKEN; N]);
-        Group { sim, nodes, hub, mirrors, devices, options, device_bytes, releases }
+        let blocks = RefCell::new([None; N]);
+        Group { sim, nodes, hub, mirrors, devices, options, device_bytes, releases, blocks }
     }
 
     pub(super) fn hub(&self) -> Rc<Hub> {
@@ -117,8 +121,9 @@ impl<const N: usize> Group<N> {
         let peers = self.peers(index);
         let (hub, node, mirrors) = (self.hub.clone(), self.nodes[index], self.mirrors.clone());
         let (devices, versions) = (self.devices.clone(), self.releases.borrow()[index]);
+        let block_bytes = self.blocks.borrow()[index];
         let started = self.sim.spawn_on(node, async move {
-            let device = Swap::new(device());
+            let device = Swap::new(device_of(block_bytes));
             devices.borrow_mut()[index] = Some(device.clone());
             let local = Replica::open(device, None).await.expect("sound disks");
             let mirror = Arc::new(Mirror::speaking(versions, local, peers));
@@ -149,6 +154,22 @@ impl<const N: usize> Group<N> {
             device.set(opened).expect("the same blocks");
             let local = Replica::open(device, None).await.expect("a sound disk");
             local.doubt().await.expect("a sound disk");
+            let mirror = Arc::new(Mirror::new(local, peers));
+            hub.hub().serve(node, mirror.clone());
+            mirrors.borrow_mut()[index] = Some(mirror);
+        });
+        self.sim.block_on(opened).expect("nobody ends it");
+    }
+
+    /// A node's mirror is given up, and its replica opened by another over the same device.
+    pub(super) fn give_up(&self, index: usize) {
+        let (peers, hub, node) = (self.peers(index), self.hub.clone(), self.nodes[index]);
+        let (mirrors, devices) = (self.mirrors.clone(), self.devices.clone());
+        let opened = self.sim.spawn_on(node, async move {
+            let mirror = mirrors.borrow()[index].clone().expect("it runs");
+            mirror.give_up().await;
+            let device = devices.borrow()[index].clone().expect("it runs");
+            let local = Replica::open(device, None).await.expect("a sound disk");
             let mirror = Arc::new(Mirror::new(local, peers));
             hub.hub().serve(node, mirror.clone());
             mirrors.borrow_mut()[index] = Some(mirror);
@@ -204,6 +225,13 @@ impl<const N: usize> Group<N> {
     /// The next process of a node is of a release that speaks these versions.
     pub(super) fn release(&self, index: usize, versions: Versions) {
         self.releases.borrow_mut()[index] = versions;
+    }
+
+    /// A node's process ends, and begins again with logical blocks of so many bytes, or its disk's.
+    pub(super) fn restart_with_blocks(&self, index: usize, block_bytes: Option<u32>) {
+        self.end(index, false);
+        self.blocks.borrow_mut()[index] = block_bytes;
+        self.restart(index);
     }
 
     /// Nothing passes between the nodes.
@@ -356,7 +384,12 @@ impl<const N: usize> Resizing<N> {
 }
 
 fn device() -> SharedDevice {
-    FileDevice::open(DATA, &FileOptions::default()).expect("the disk is free")
+    device_of(None)
+}
+
+fn device_of(block_bytes: Option<u32>) -> SharedDevice {
+    let options = FileOptions { block_bytes, ..FileOptions::default() };
+    FileDevice::open(DATA, &options).expect("the disk is free")
 }
 
 pub(super) async fn fill(mirror: &Mirror, block: u64, byte: u8) -> Result<(), IoError> {

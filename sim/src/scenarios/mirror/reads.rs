@@ -1,5 +1,5 @@
 //! Reads that take long in a disk while the role of the source goes elsewhere: rule 27 of
-//! `docs/mirror-handshake.md`. The first two tests fail without it.
+//! `docs/mirror-handshake.md`. The first three tests fail without it.
 //!
 //! mirror-faulty 5108: a node that served by an operator's force, beside its source, read, gave the
 //! role up, was resynced, and answered the read with what the other's host had written meanwhile.
@@ -15,7 +15,7 @@ use flagstone_runtime::task::JoinHandle;
 
 use super::growth::{GROWN, NEW};
 use super::link::Fate;
-use super::pair::{BLOCK, BLOCKS, DATA, Pair};
+use super::pair::{BLOCK, BLOCKS, DATA, Pair, fill};
 
 /// Longer than a session that hears nothing lasts, and than all that is done meanwhile.
 const LONG_US: u64 = 5_000_000;
@@ -107,6 +107,39 @@ fn rule_27_a_read_from_a_peer_does_not_find_what_that_writes_as_the_source() {
     pair.on(1, |mirror| async move { mirror.resolve_keep_peers(0).await }).expect("a split brain");
     pair.becomes_whole(0);
     assert_eq!((pair.read(0, NUMBER), pair.read(0, NUMBER + 1)), (1, 3));
+}
+
+/// A mirror that serves is given up, as its server does with one that it cannot serve on, and another
+/// has the replica: what a source writes to that one is not what hosts of the first were promised.
+#[test]
+fn rule_27_a_read_does_not_find_what_is_written_once_its_mirror_was_given_up() {
+    let pair = Pair::new(4, |_| {});
+    pair.write(0, NUMBER, 1).expect("both are there");
+    let given_up = pair.mirror(0);
+    let reading = begin_read(&pair, 0, 0);
+    pair.give_up(0);
+    assert!(!given_up.is_active(), "it serves hosts though it was given up");
+    pair.on(1, |mirror| async move { mirror.failover().await }).expect("it is whole");
+    pair.write(1, NUMBER, 2).expect("it serves");
+    pair.becomes_whole(1);
+    assert!(on_leg(&pair, 0) == filled(2), "it would not have found that");
+    assert!(!reading.is_finished(), "it has ended before");
+    let found = pair.sim.block_on(reading).expect("nobody ends it");
+    assert!(found == Err(IoError::Unreachable), "it has found {:?}", first(found));
+}
+
+/// What hosts have begun to write ends before another has the replica: nothing lands there later.
+#[test]
+fn a_write_ends_before_another_has_the_replica() {
+    let pair = Pair::new(5, |_| {});
+    pair.write(0, NUMBER, 1).expect("both are there");
+    let mirror = pair.mirror(0);
+    pair.sim.stall(pair.nodes[0], DATA, Duration::from_micros(LONG_US));
+    let writing = pair.sim.spawn_on(pair.nodes[0], async move { fill(&mirror, NUMBER, 3).await });
+    pair.sim.run_for(Duration::from_millis(50));
+    assert!(!writing.is_finished(), "the disk was not slow");
+    pair.on(0, |mirror| async move { mirror.give_up().await });
+    assert!(writing.is_finished(), "it may land in the replica of another");
 }
 
 /// Hosts are served by another mirror of the same node from the growth of the volume on: a read that

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use flagstone_mirror::WhenSplit;
+use flagstone_blockdev::IoError;
+use flagstone_mirror::peer::{AskError, Refusal};
 use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::{CommandError, WhenSplit};
 
 use super::pair::{BLOCK, Pair};
 
@@ -49,4 +51,35 @@ fn without_a_policy_a_split_brain_stays() {
     pair.sim.run_for(Duration::from_secs(20));
     assert_eq!([0, 1].map(|index| pair.state(index)), [MirrorState::SplitBrain; 2]);
     assert_eq!([0, 1].map(|index| pair.leg(index)[BLOCK as usize]), [1, 2]);
+}
+
+/// What a dry run of a choice says is what the choice itself would: the peer is asked.
+#[test]
+fn a_choice_is_foreseen_as_it_ends() {
+    let pair = Pair::new(6, |_| {});
+    let foreseen = |keep_mine| {
+        pair.on(0, move |mirror| async move { mirror.foresee_resolve(0, keep_mine).await })
+    };
+    let mine = || pair.on(0, |mirror| async move { mirror.resolve_keep_mine(0).await });
+    let none = Err(CommandError::NoSplitBrain);
+    assert_eq!((foreseen(true), foreseen(false), mine()), (none, none, none));
+    pair.cut();
+    pair.write(0, 1, 1).expect("the peer is lost");
+    pair.on(1, |mirror| async move { mirror.failover().await }).expect("whole data");
+    pair.write(1, 1, 2).expect("the peer is lost");
+    let silent = Err(CommandError::Peer(AskError::Io(IoError::Unreachable)));
+    assert_eq!((foreseen(true), mine()), (silent, silent));
+    pair.hub().heal();
+    pair.until(0, MirrorState::SplitBrain);
+    let active = Err(CommandError::Peer(AskError::Refused(Refusal::Active)));
+    assert_eq!((foreseen(true), mine()), (active, active));
+    assert_eq!(foreseen(false), Ok(()), "this side stops by itself");
+    pair.on(1, |mirror| async move { mirror.demote().await }).expect("sound disks");
+    assert_eq!(foreseen(true), Ok(()));
+    pair.sim.run_for(Duration::from_secs(10));
+    assert_eq!(pair.state(0), MirrorState::SplitBrain, "nothing was done");
+    assert_eq!([0, 1].map(|index| pair.leg(index)[BLOCK as usize]), [1, 2]);
+    assert_eq!(mine(), Ok(()));
+    pair.becomes_whole(0);
+    assert_eq!(pair.read(0, 1), 1);
 }
