@@ -51,6 +51,9 @@ pub(super) fn mirror(look: &Look, last: Option<&Look>) -> String {
         (true, true) => ", serves hosts from a peer: its own device has failed",
         (true, false) => ", serves hosts",
         (false, _) if replica.inconsistent => ", serves nobody, its data is not whole yet",
+        (false, _) if replica.doubtful => {
+            ", serves nobody, its data is in doubt since a flush of its disk failed"
+        }
         (false, _) => ", serves nobody",
     };
     let of = match &replica.source {

@@ -63,6 +63,10 @@ pub struct ReplicaDocument {
     pub source: Option<String>,
     /// A resync to it has not ended: its data is of no moment in time.
     pub inconsistent: bool,
+    /// A flush of its device failed before that was opened again, and no resync has ended since: what
+    /// it shows may not be there durably.
+    #[serde(default)]
+    pub doubtful: bool,
     /// The local leg has failed: a peer carries the volume.
     pub local_failed: bool,
     /// A flush of its device, or of its log's, has failed, and it was not opened again since.

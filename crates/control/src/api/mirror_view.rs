@@ -127,6 +127,7 @@ fn replica(
         has_source: mirror.has_source(),
         source: mirror.source().and_then(|leg| named.peers.get(leg).cloned()),
         inconsistent: status.inconsistent,
+        doubtful: mirror.is_doubtful(),
         local_failed: status.local_failed,
         flush_failed: false,
         epoch: status.epoch,
@@ -372,6 +373,17 @@ fn next_of(
                  create {volume} --target` there"
             ),
         },
+        "no-source" if replica.doubtful && !replica.active => format!(
+            "a flush of the disk of {node} failed, and what it shows may be lost with its power: \
+             bring back a node whose data is whole; if there is none, `flagstone mirror failover \
+             {volume} --force` here serves what it shows"
+        ),
+        "no-source" if replica.active => format!(
+            "{name} has what {node} lacks, and is not whole or in doubt, so nothing is copied: to \
+             keep that, see `flagstone mirror status {volume}` there; to keep that of {node}, \
+             `flagstone mirror delete {volume}` and `flagstone mirror create {volume} --target \
+             --destroy-data` there"
+        ),
         "no-source" if replica.inconsistent => format!(
             "neither {node} nor {name} has whole data: bring back the node that was the source"
         ),
@@ -396,6 +408,11 @@ fn next_of(
         "target" if !replica.has_source && replica.inconsistent => format!(
             "the data of {node} is of no moment in time until the resync from {name} has ended: \
              see that flagstone serves there"
+        ),
+        "target" if !replica.has_source && replica.doubtful => format!(
+            "a flush of the disk of {node} failed, and what it shows is in doubt until the resync \
+             from {name} has ended: see that flagstone serves there; if {name} is gone for good, \
+             `flagstone mirror failover {volume} --force` serves here what the disk shows"
         ),
         "target" if !replica.has_source && replica.holds_nothing() => format!(
             "{node} holds no data yet: it is copied here by the node that serves {volume}; if that \
@@ -497,18 +514,22 @@ mod tests {
         let active = ReplicaDocument { active: true, ..ReplicaDocument::default() };
         let inconsistent = ReplicaDocument { inconsistent: true, ..ReplicaDocument::default() };
         let waits = ReplicaDocument::default();
+        let doubtful = ReplicaDocument { doubtful: true, ..ReplicaDocument::default() };
         for (state, replica, part) in [
             ("split-brain", &active, "flagstone mirror resolve db --keep mine"),
             ("split-brain", &active, "flagstone mirror demote db"),
             ("mismatch", &active, "flagstone mirror create db --target"),
             ("no-source", &waits, "flagstone mirror failover db"),
             ("no-source", &inconsistent, "bring back the node"),
+            ("no-source", &doubtful, "flagstone mirror failover db --force"),
+            ("no-source", &active, "to keep that of node-a"),
             ("broken", &active, "flagstone mirror continue db"),
             ("paused", &active, "flagstone mirror continue db"),
             ("resync-pending", &active, "brought up to date by itself"),
             ("disconnected", &waits, "flagstone mirror failover db"),
             ("target", &waits, "flagstone mirror failover db"),
             ("target", &inconsistent, "until the resync from node-b has ended"),
+            ("target", &doubtful, "flagstone mirror failover db --force"),
         ] {
             let next = next(&with(state, replica.clone()));
             assert!(next.len() == 1 && next[0].contains(part), "{state}: {next:?}");
