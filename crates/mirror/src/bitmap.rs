@@ -9,6 +9,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use flagstone_runtime::words::zeroed_words;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Bitmap {
@@ -30,7 +32,7 @@ fn part(range: &Range<u64>, index: u64) -> u64 {
 impl Bitmap {
     /// All clear. `bit_bytes` is what a bit stands for.
     pub fn new(bits: u64, bit_bytes: u32) -> Bitmap {
-        let words = (0..bits.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        let words = zeroed_words(bits.div_ceil(64) as usize);
         Bitmap { words, bits, bit_bytes: u64::from(bit_bytes), set: AtomicU64::new(0) }
     }
 

@@ -39,6 +39,7 @@ pub mod sync;
 pub mod task;
 pub mod time;
 mod vectored;
+pub mod words;
 
 pub use buf::{Buf, BufMut};
 pub use core_local::CoreLocal;
