@@ -367,11 +367,14 @@ impl Pair {
     /// # Panics
     /// If it does not come to that.
     pub fn wait_for(&self, node: usize, state: &str) {
-        let explain = || {
-            let said = [0, 1].map(|node| format!("{:?}", self.try_order(node, "status", &[])));
-            format!("{}\n{}\n{}", said.join("\n"), self.nodes[0].output(), self.nodes[1].output())
-        };
-        until(&format!("{} is {state}", NAMES[node]), || self.state(node) == state, explain);
+        let holds = || self.state(node) == state;
+        until(&format!("{} is {state}", NAMES[node]), holds, || self.explain());
+    }
+
+    /// What both nodes say, and have said.
+    fn explain(&self) -> String {
+        let said = [0, 1].map(|node| format!("{:?}", self.try_order(node, "status", &[])));
+        format!("{}\n{}\n{}", said.join("\n"), self.nodes[0].output(), self.nodes[1].output())
     }
 
     /// Waits until one of the nodes serves and both are in sync; gives which.
@@ -388,8 +391,7 @@ impl Pair {
             found = [0, 1].into_iter().find(serves);
             found.is_some()
         };
-        let explain = || self.nodes.iter().map(Server::output).collect();
-        until("one of the nodes serves, and both are in sync", one, explain);
+        until("one of the nodes serves, and both are in sync", one, || self.explain());
         found.expect("it was waited for")
     }
 
