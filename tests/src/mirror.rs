@@ -1,9 +1,9 @@
 //! Two nodes that mirror a volume, as processes of this machine.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use flagstone_lab::ports::free_ports;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -86,9 +86,7 @@ impl Pair {
                 [0, 1].map(|node| format!("{}:{}", HOSTS[node], HOST_PORTS[node])),
             ),
             None => {
-                let free = || TcpListener::bind("127.0.0.1:0").expect("a port is free");
-                // Both at a time: they are not the same.
-                let ports = [free(), free()].map(|port| port.local_addr().expect("bound").port());
+                let ports: [u16; 2] = free_ports().expect("ports are free");
                 let addresses = ports.map(|port| format!("127.0.0.1:{port}"));
                 (addresses.clone(), addresses)
             }

@@ -13,6 +13,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
+use flagstone_lab::ports::free_ports;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::place::Place;
@@ -96,7 +97,7 @@ impl Server {
         Self::start_on(volumes, &["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"])
     }
 
-    /// Like [`Server::start`], on the given listeners. Port 0 takes a free one.
+    /// Like [`Server::start`], on the given listeners. Port 0 is a free one, kept for its restarts.
     ///
     /// # Panics
     /// If it does not come to serve, with what it printed.
@@ -123,7 +124,8 @@ impl Server {
         arguments: &[&str],
     ) -> Self {
         let owned = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let (volumes, listening) = (owned(volumes), owned(listeners));
+        let volumes = owned(volumes);
+        let listening: Vec<_> = listeners.iter().map(|listener| on_kept_port(listener)).collect();
         let (arguments, scratch) = (owned(arguments), Scratch::new());
         let (child, lines) = spawn(place, &volumes, &listening, &arguments, &scratch);
         let (printed, place) = (Vec::new(), place.clone());
@@ -289,6 +291,18 @@ impl Drop for Server {
         if thread::panicking() {
             eprintln!("{}", self.output());
         }
+    }
+}
+
+/// A listener with port 0, with a port that it still finds free when it starts again: one that the
+/// kernel chose may by then be that of somebody's connection.
+fn on_kept_port(listener: &str) -> String {
+    match listener.strip_suffix(":0") {
+        Some(address) => {
+            let [port] = free_ports().expect("a port is free");
+            format!("{address}:{port}")
+        }
+        None => listener.to_owned(),
     }
 }
 

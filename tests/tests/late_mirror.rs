@@ -3,9 +3,9 @@
 #![allow(clippy::disallowed_methods, reason = "a real listener is what the program meets")]
 
 use std::fs;
-use std::net::TcpListener;
 use std::process::Command;
 
+use flagstone_lab::ports::free_ports;
 use flagstone_tests::http::{ask, get};
 use flagstone_tests::load::Load;
 use flagstone_tests::process::until;
@@ -79,13 +79,6 @@ fn read_back(node: &Server, scratch: &Scratch, state: &str) {
     assert_eq!(ended.results["verify"]["violations"], 0, "{:#}", ended.results);
 }
 
-fn two_ports() -> (u16, u16) {
-    let free = || TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    // Both at a time: they are not the same.
-    let [one, two] = [free(), free()].map(|port| port.local_addr().expect("bound").port());
-    (one, two)
-}
-
 /// Waits until the reason for which a node's volume is not served has these words in it.
 fn wait_for_reason(node: &Server, words: &str) {
     let reason = || get(&node.api(), "/v1/volumes/db")["waiting"]["reason"].clone();
@@ -97,7 +90,7 @@ fn wait_for_reason(node: &Server, words: &str) {
 fn mirror_on_another_server(scratch: &Scratch) -> (Server, Server, Server) {
     let volume = format!("leg={}", scratch.disk("far", SIZE_BYTES).display());
     let far = Server::start(&[&volume]);
-    let (one, two) = two_ports();
+    let [one, two] = free_ports().expect("ports are free");
     let a = node(scratch, "a", (one, two), &far.nvme_uri("leg"));
     let disk = scratch.disk("near", SIZE_BYTES);
     let b = node(scratch, "b", (two, one), disk.to_str().expect("UTF-8"));
@@ -147,7 +140,7 @@ fn a_node_without_the_log_of_its_mirror_waits() {
     let scratch = Scratch::new();
     let disk = scratch.disk("log", 1 << 20);
     let mut far = Server::start(&[&format!("log={}", disk.display())]);
-    let (one, two) = two_ports();
+    let [one, two] = free_ports().expect("ports are free");
     let [near_a, near_b] = ["near-a", "near-b"].map(|name| scratch.disk(name, SIZE_BYTES));
     let log = far.nbd_uri("log");
     let near_a = near_a.to_str().expect("UTF-8");

@@ -2,10 +2,10 @@
 
 #![allow(clippy::disallowed_methods, reason = "free ports are found without the runtime")]
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
 
+use flagstone_lab::ports::free_ports;
 use flagstone_tests::load::Load;
 use flagstone_tests::mirror::VOLUME;
 use flagstone_tests::place::Place;
@@ -29,11 +29,8 @@ struct Three {
 impl Three {
     fn start() -> Three {
         let scratch = Scratch::new();
-        let free = || TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        // All at a time: they are not the same.
-        let ports = [free(), free(), free()];
-        let addresses =
-            ports.map(|port| format!("127.0.0.1:{}", port.local_addr().expect("bound").port()));
+        let ports: [u16; 3] = free_ports().expect("ports are free");
+        let addresses = ports.map(|port| format!("127.0.0.1:{port}"));
         let disks = NAMES.map(|name| scratch.disk(&format!("{name}.disk"), SIZE_BYTES));
         let nodes = [0, 1, 2].map(|node| {
             let others = [0, 1, 2].into_iter().filter(|other| *other != node);

@@ -2,11 +2,11 @@
 //! asserted never depends on how fast the machine is.
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use flagstone_lab::ports::free_ports;
 use serde_json::Value;
 
 /// What a volume's NQN begins with.
@@ -92,13 +92,6 @@ impl Node {
     }
 }
 
-/// Ports that nobody has.
-#[allow(clippy::disallowed_methods, reason = "a test looks for ports outside of any executor")]
-fn free_ports<const N: usize>() -> [u16; N] {
-    let held = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
-    held.map(|listener| listener.local_addr().expect("an address").port())
-}
-
 /// The configuration of one of two nodes: `a` or `b`.
 fn node(place: &Place, name: &str, [own, other]: [u16; 2], volumes: &str) -> String {
     let peer = if name == "a" { "b" } else { "a" };
@@ -159,7 +152,7 @@ fn words(line: &str) -> Vec<String> {
 #[test]
 fn a_mirror_of_two_nodes_beside_the_published_one() {
     let place = Place::new();
-    let ports = free_ports();
+    let ports = free_ports().expect("ports are free");
     let others =
         ["[volume.plain]\ndevice = \"memory:32MiB\"\n", "[volume.link]\ndevice = \"null:1GiB\"\n"];
     let _nodes = mirrored(&place, ("mirrored", false), ports, others);
@@ -220,7 +213,7 @@ impl Drop for Returned {
 #[test]
 fn a_real_node_dies_and_nothing_is_lost() {
     let place = Place::new();
-    let ports = free_ports();
+    let ports = free_ports().expect("ports are free");
     let [node_a, _node_b] = mirrored(&place, ("db", true), ports, ["", ""]);
     let [a, b] = ports;
     let line = format!(
@@ -313,7 +306,7 @@ fn ssds_of_a_server_and_the_same_over_a_network() {
     assert!(local["rows"][0]["local"]["iops"].as_f64().expect("a number") > 0.0);
     assert!(local["rows"][0]["fabric"].is_null());
 
-    let [port] = free_ports();
+    let [port] = free_ports().expect("a port is free");
     let server = format!(
         "[server]\nlisten = [\"nvme-tcp://127.0.0.1:{port}\"]\napi = {:?}\ncores = \
          1\n[volume.x1]\ndevice = \"memory:16MiB\"\n[volume.x2]\ndevice = \"memory:32MiB\"\n",

@@ -37,7 +37,7 @@ use serde::Serialize;
 use crate::Error;
 use crate::limits::BUSY_PERCENT;
 use crate::node::{Node, device};
-use crate::process::free_ports;
+use crate::ports::free_ports;
 
 /// Version of the JSON form.
 pub const SCHEMA_VERSION: u32 = 1;

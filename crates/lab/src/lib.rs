@@ -10,7 +10,7 @@
 //! - where this machine, and not the model, was the limit, the result says so;
 //! - every process that is started is stopped, whatever happens, and scratch files are removed.
 //!
-//! Read in this order: [`node`] (a node as a process, by [`process`]), [`mirror`] (experiment A),
+//! Read in this order: [`node`] (a node as a process, by [`process`], on one of [`ports`]), [`mirror`] (experiment A),
 //! [`failover`] (a node dies under a verifying load),
 //! [`fabric`] (experiment B), [`provisioned`] (experiment C), [`page`] (experiment D), [`extras`]
 //! (what each adds to its report). [`error`] is what can go wrong, [`limits`] every bound.
@@ -24,6 +24,7 @@ pub mod limits;
 pub mod mirror;
 pub mod node;
 pub mod page;
+pub mod ports;
 pub mod process;
 pub mod provisioned;
 pub mod real;

@@ -254,7 +254,7 @@ impl Pair {
     /// That there are no free ports.
     pub fn new(program: &Path, directory: &Path) -> Result<Pair, Error> {
         let [a, b] = NAMES.map(|name| Node::new(program, directory, name));
-        Ok(Pair { a, b, ports: crate::process::free_ports()? })
+        Ok(Pair { a, b, ports: crate::ports::free_ports()? })
     }
 
     /// The beginning of the configuration of one of them: 0 is the source.

@@ -1,4 +1,4 @@
-//! The edge of this crate: processes that go on while others measure them, and ports for them.
+//! The edge of this crate: processes that go on while others measure them.
 //!
 //! Programs that are run to their end are `flagstone_bench::os::run`'s.
 #![allow(
@@ -7,7 +7,6 @@
 )]
 
 use std::fs::File;
-use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -174,24 +173,6 @@ pub fn said(log: &Path) -> String {
     text[from..].to_owned()
 }
 
-/// Ports of this machine that nobody has at this moment, all different. Another program may take
-/// one before a node does: the node then says so.
-///
-/// # Errors
-/// That there are none.
-pub fn free_ports<const N: usize>() -> Result<[u16; N], Error> {
-    let mut ports = [0; N];
-    // All are held until the last is found, so that none is given twice.
-    let mut held = Vec::with_capacity(N);
-    for port in &mut ports {
-        let none = "there is no free port";
-        let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::system(none))?;
-        *port = listener.local_addr().map_err(Error::system(none))?.port();
-        held.push(listener);
-    }
-    Ok(ports)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -231,11 +212,5 @@ mod tests {
         endless.ask_to_end().unwrap();
         let ended = endless.end(PATIENCE_S, &never).unwrap().expect("it ends");
         assert!(!ended.status.success());
-    }
-
-    #[test]
-    fn ports_differ() {
-        let [a, b, c] = free_ports().unwrap();
-        assert!(a != b && b != c && a != c);
     }
 }
