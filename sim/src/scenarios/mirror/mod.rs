@@ -14,7 +14,6 @@ mod commands;
 #[cfg(test)]
 mod growth;
 mod link;
-mod log_copies;
 #[cfg(test)]
 mod others;
 #[cfg(test)]

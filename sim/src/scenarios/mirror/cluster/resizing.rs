@@ -1,0 +1,92 @@
+//! Volumes that grow, as the daemons of their nodes have them grow.
+//!
+//! Promises: a node's mirror and its replica are exchanged for ones of the new size while its hosts go
+//! on, wherever the growth was asked for.
+
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_mirror::{Mirror, PeerOptions};
+use flagstone_runtime::sim::NodeId;
+use flagstone_runtime::spawn_detached;
+
+use super::super::link::HubHandle;
+use super::nodes::{follow, shared};
+use super::{Cluster, DATA, World};
+
+impl Cluster {
+    /// Devices are made larger, by less than the metadata or by more, and the operator has the
+    /// volume grow on one node.
+    pub(crate) fn grow(&self, index: usize) {
+        for (node, sizes) in self.sizes.borrow_mut().iter_mut().enumerate() {
+            if self.sim.chance(0.7) {
+                let more = self.sim.random_between(1, 40) * 4096;
+                let size = sizes.last().map_or(more, |size| size + more);
+                self.sim.grow_disk(self.nodes[node], DATA, size);
+                sizes.push(size);
+            }
+        }
+        let (Some(mirror), Some(other)) = (self.mirror(index), self.mirror(1 - index)) else {
+            return;
+        };
+        self.reconcile();
+        // Else it is as where a node has forgotten what it zeroed.
+        let clears = self.sim.chance(0.7);
+        let resizing = self.resizing(index);
+        self.sim.spawn_on(self.nodes[index], async move {
+            let bytes = mirror.room_bytes().min(other.room_bytes());
+            if clears && mirror.clear_room(bytes).await.is_err() {
+                return;
+            }
+            if mirror.is_active() && bytes > mirror.usable_bytes() {
+                resizing.resize(&mirror, bytes).await;
+            }
+        });
+    }
+
+    /// What follows a node's source to its size.
+    pub(super) fn resizing(&self, index: usize) -> Resizing {
+        let node = self.nodes[index];
+        let peer = self.peer_options(node, self.nodes[1 - index]);
+        Resizing { world: self.world.clone(), hub: self.hub.clone(), node, index, peer }
+    }
+}
+
+/// Gives a node's replica another size, as its daemon does.
+#[derive(Clone)]
+pub(super) struct Resizing {
+    world: Rc<World>,
+    hub: HubHandle,
+    node: NodeId,
+    index: usize,
+    pub(super) peer: PeerOptions,
+}
+
+impl Resizing {
+    async fn resize(&self, mirror: &Arc<Mirror>, bytes: u64) {
+        let Some((data, log)) = self.world.devices.borrow()[self.index].clone() else { return };
+        let Ok(hand_on) = mirror.hand_on().await else { return };
+        self.hub.hub().stop(self.node);
+        let data: SharedDevice = data;
+        let resized = hand_on.resize(&data, shared(log), bytes).await;
+        let Ok((replica, _)) = resized else { return };
+        let peers = vec![self.peer.clone()];
+        let next = Arc::new(Mirror::speaking(mirror.versions(), replica, peers));
+        self.world.mirrors.borrow_mut()[self.index] = Some(next.clone());
+        self.hub.hub().serve(self.node, next.clone());
+        spawn_detached(follow(self.world.clone(), self.index, next.clone()));
+        spawn_detached(self.clone().follow_source(next.clone()));
+        let _ = hand_on.finish(&next).await;
+    }
+
+    pub(super) fn follow_source(self, mirror: Arc<Mirror>) -> Pin<Box<dyn Future<Output = ()>>> {
+        Box::pin(async move {
+            loop {
+                let bytes = mirror.resize_wanted().await;
+                self.resize(&mirror, bytes).await;
+            }
+        })
+    }
+}
