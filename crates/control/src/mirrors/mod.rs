@@ -11,8 +11,6 @@
 //! Names are the same on all nodes, made of the volume's NQN and the nodes' names: so two files with
 //! the roles swapped fit each other.
 
-#[cfg(test)]
-mod device_tests;
 mod earlier;
 mod grow;
 mod guard;
@@ -21,6 +19,8 @@ mod open;
 mod reopen;
 mod slot;
 mod small_log;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 

@@ -4,12 +4,8 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use flagstone_blockdev::{Fault, FaultConfig};
-use flagstone_mirror::state::MirrorState;
-use flagstone_runtime::net::Listener;
 use flagstone_runtime::{block_on, time};
 
-use super::tests::{Node, cut, eventually, read, two_nodes_on, write};
 use super::*;
 
 /// A node whose device lost its replica says what tells of it, and makes no other over it, neither as
@@ -18,14 +14,11 @@ use super::*;
 fn a_device_that_became_smaller_is_no_device_without_a_replica() {
     const SIZE: u64 = 64 << 20;
     block_on(async {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        cut(&file, SIZE);
-        let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
-        let path = file.path().to_str().unwrap();
-        let begin = || Node::with_log(("node-a", "node-b"), listener(), 1, (path, None));
+        let file = file(SIZE);
+        let begin = || Node::alone((path(&file), None));
         let node = begin().await;
         node.mirrored.create(CreateRole::Source, false, false).await.unwrap();
-        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
+        node.serves().await;
         write(&node.mirrored.device(), 4096, 7).await.unwrap();
         node.stop().await;
 
@@ -51,7 +44,7 @@ fn a_device_that_became_smaller_is_no_device_without_a_replica() {
         let node = begin().await;
         node.mirrored.create(CreateRole::Source, true, false).await.unwrap();
         assert_eq!(node.mirrored.missing(), None);
-        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
+        node.serves().await;
         assert_eq!(read(&node.mirrored.device(), 4096).await, Some(7));
         node.mirrored.end().await;
     })
@@ -69,15 +62,14 @@ fn an_empty_device_in_place_of_a_replica_is_told_by_the_log() {
         for name in ["own", "empty", "larger"] {
             std::fs::File::create(path(name)).unwrap().set_len(SIZE).unwrap();
         }
-        let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
         let log = path("log");
         let begin = async |name: &str| {
             let device = path(name);
-            Node::with_log(("node-a", "node-b"), listener(), 1, (&device, Some(&log))).await
+            Node::alone((&device, Some(&log))).await
         };
         let node = begin("own").await;
         node.mirrored.create(CreateRole::Source, false, false).await.unwrap();
-        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
+        node.serves().await;
         node.stop().await;
         std::fs::copy(path("own"), path("larger")).unwrap();
         let larger = std::fs::OpenOptions::new().write(true).open(path("larger")).unwrap();
@@ -95,7 +87,7 @@ fn an_empty_device_in_place_of_a_replica_is_told_by_the_log() {
         }
         let node = begin("own").await;
         assert_eq!(node.mirrored.missing(), None);
-        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
+        node.serves().await;
         node.mirrored.end().await;
     })
     .unwrap();
@@ -109,8 +101,7 @@ fn a_log_that_was_cut_off_is_a_lost_log() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let (device, log) = (path("device"), path("log"));
-        let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
-        let begin = || Node::with_log(("node-a", "node-b"), listener(), 1, (&device, Some(&log)));
+        let begin = || Node::alone((&device, Some(&log)));
         let make = async || {
             let _ = std::fs::remove_file(&log);
             // With several pages of a bitmap.
@@ -130,7 +121,7 @@ fn a_log_that_was_cut_off_is_a_lost_log() {
             file.set_len(left).unwrap();
             let node = begin().await;
             assert_eq!(node.mirrored.missing(), None, "{left} B are left");
-            eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
+            node.serves().await;
             let status = node.mirrored.mirror().unwrap().status().peers[0];
             assert_eq!(status.out_of_date_bytes, whole, "{left} B are left");
             assert_eq!(file.metadata().unwrap().len(), large);
@@ -150,13 +141,9 @@ fn a_log_without_room_that_is_not_for_us_to_make_keeps_its_volume_alone_from_bei
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let (device, log) = (path("device"), path("log"));
         std::fs::File::create(&device).unwrap().set_len(64 << 20).unwrap();
-        let listener = || Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
         let begin = |log: String| {
             let device = device.clone();
-            async move {
-                let places = (device.as_str(), Some(log.as_str()));
-                Node::with_log(("node-a", "node-b"), listener(), 1, places).await
-            }
+            async move { Node::alone((&device, Some(&log))).await }
         };
         let node = begin(log.clone()).await;
         node.mirrored.create(CreateRole::Source, false, false).await.unwrap();
@@ -190,7 +177,7 @@ fn a_log_without_room_that_is_not_for_us_to_make_keeps_its_volume_alone_from_bei
         std::fs::write(&log, &own).unwrap();
         let node = begin(log.clone()).await;
         assert_eq!(node.mirrored.missing(), None);
-        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
+        node.serves().await;
         assert_eq!(read(&node.mirrored.device(), 4096).await, Some(7));
         node.mirrored.end().await;
     })
@@ -202,27 +189,20 @@ fn a_log_without_room_that_is_not_for_us_to_make_keeps_its_volume_alone_from_bei
 #[test]
 fn a_target_whose_flush_failed_is_opened_again() {
     block_on(async {
-        let files = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
-        files.iter().for_each(|file| cut(file, 64 << 20));
-        let paths = files.each_ref().map(|file| file.path().to_str().unwrap());
-        let [a, b] = two_nodes_on(paths).await;
-        a.mirrored.create(CreateRole::Source, false, false).await.unwrap();
-        b.mirrored.create(CreateRole::Target, false, false).await.unwrap();
-        eventually("in sync", || a.state() == MirrorState::Mirroring).await;
+        let files = [(); 2].map(|()| file(64 << 20));
+        let paths = files.each_ref().map(path);
+        let nodes = two_nodes_on(paths).await;
+        mirror(&nodes).await;
+        let [a, b] = nodes;
         let hosts = [&a, &b].map(|node| node.mirrored.device());
         write(&hosts[0], 8192, 1).await.unwrap();
-        // The same file, through a layer that fails.
-        let spec: crate::device_spec::DeviceSpec = paths[1].parse().unwrap();
-        b.mirrored.swap.close();
-        let device = crate::stack::open_device(&spec, &Default::default()).await.unwrap();
-        let (fault, control) = Fault::new(device, FaultConfig::default()).unwrap();
-        b.mirrored.swap.set(Arc::new(fault)).unwrap();
+        let control = b.fails_on(paths[1]).await;
         control.fail_next_flush();
         assert!(b.mirrored.leg.flush().await.is_err());
         assert!(b.mirrored.has_failed_flush());
         write(&hosts[0], 4096, 2).await.unwrap();
         eventually("it is opened again", || b.mirrored.reopens() == 1).await;
-        eventually("in sync", || a.state() == MirrorState::Mirroring).await;
+        a.is_in_sync().await;
         assert!(!b.mirrored.has_failed_flush() && b.mirrored.reopening().is_none());
         assert!(!b.mirrored.mirror().unwrap().is_doubtful(), "a resync has ended");
         b.mirrored.mirror().unwrap().switchover(0).await.unwrap();
@@ -241,18 +221,12 @@ fn a_target_whose_flush_failed_is_opened_again() {
 #[test]
 fn a_replica_that_is_being_opened_again_is_not_deleted_meanwhile() {
     block_on(async {
-        let files = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
-        files.iter().for_each(|file| cut(file, 64 << 20));
-        let paths = files.each_ref().map(|file| file.path().to_str().unwrap());
-        let [a, b] = two_nodes_on(paths).await;
-        a.mirrored.create(CreateRole::Source, false, false).await.unwrap();
-        b.mirrored.create(CreateRole::Target, false, false).await.unwrap();
-        eventually("in sync", || a.state() == MirrorState::Mirroring).await;
-        let spec: crate::device_spec::DeviceSpec = paths[1].parse().unwrap();
-        b.mirrored.swap.close();
-        let device = crate::stack::open_device(&spec, &Default::default()).await.unwrap();
-        let (fault, control) = Fault::new(device, FaultConfig::default()).unwrap();
-        b.mirrored.swap.set(Arc::new(fault)).unwrap();
+        let files = [(); 2].map(|()| file(64 << 20));
+        let paths = files.each_ref().map(path);
+        let nodes = two_nodes_on(paths).await;
+        mirror(&nodes).await;
+        let [a, b] = nodes;
+        let control = b.fails_on(paths[1]).await;
         control.fail_next_flush();
         assert!(b.mirrored.leg.flush().await.is_err());
         let refused = async |part: &str| {
@@ -266,7 +240,7 @@ fn a_replica_that_is_being_opened_again_is_not_deleted_meanwhile() {
         eventually("it is closed", || b.mirrored.has_ended()).await;
         refused("is being opened again").await;
         eventually("it is opened again", || b.mirrored.reopens() == 1).await;
-        eventually("in sync", || a.state() == MirrorState::Mirroring).await;
+        a.is_in_sync().await;
         b.mirrored.delete(false, false).await.unwrap();
         assert!(b.mirrored.mirror().is_none());
         a.mirrored.end().await;
@@ -279,11 +253,9 @@ fn a_replica_that_is_being_opened_again_is_not_deleted_meanwhile() {
 #[test]
 fn a_source_alone_whose_flush_failed_stays_as_it_is() {
     block_on(async {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        cut(&file, 64 << 20);
-        let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
-        let path = file.path().to_str().unwrap();
-        let node = Node::on("node-a", "node-b", listener, 1, path).await;
+        let file = file(64 << 20);
+        let path = path(&file);
+        let node = Node::alone((path, Some("memory:1MiB"))).await;
         let opened = Rc::new(Cell::new(0));
         let opening = opened.clone();
         node.mirrored.reopen_with(Rc::new(move || {
@@ -291,14 +263,10 @@ fn a_source_alone_whose_flush_failed_stays_as_it_is() {
             Box::pin(async { panic!("nobody asks for it") })
         }));
         node.mirrored.create(CreateRole::Source, false, false).await.unwrap();
-        eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
+        node.serves().await;
         let host = node.mirrored.device();
         write(&host, 4096, 1).await.unwrap();
-        let spec: crate::device_spec::DeviceSpec = path.parse().unwrap();
-        node.mirrored.swap.close();
-        let device = crate::stack::open_device(&spec, &Default::default()).await.unwrap();
-        let (fault, control) = Fault::new(device, FaultConfig::default()).unwrap();
-        node.mirrored.swap.set(Arc::new(fault)).unwrap();
+        let control = node.fails_on(path).await;
         control.fail_next_flush();
         assert!(host.flush().await.is_err());
         assert!(write(&host, 4096, 2).await.is_err());
