@@ -5,11 +5,12 @@ use std::sync::Arc;
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut};
 
+use crate::flush::flush;
 use crate::mirror::{Inner, Leg, LegState, Mirror, State, count};
 use crate::options::Mode;
 use crate::peer::SharedSession;
 use crate::state::Phase;
-use crate::write::{Op, change, flush};
+use crate::write::{Op, change};
 
 impl BlockDevice for Mirror {
     fn geometry(&self) -> Geometry {

@@ -13,6 +13,7 @@ mod connect;
 mod counter;
 pub mod decide;
 mod device;
+mod flush;
 pub mod format;
 mod gate;
 pub mod generation;
