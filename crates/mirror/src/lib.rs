@@ -11,6 +11,7 @@ mod clear;
 pub mod command;
 mod connect;
 mod counter;
+mod create;
 pub mod decide;
 mod device;
 mod flush;
