@@ -46,18 +46,38 @@ impl<const N: usize> List<N> {
         self.iter().next().is_none()
     }
 
-    /// Puts one at the front unless it is known; the last falls out when there are too many.
+    /// Puts one at the front, also one that is known; the last falls out when there are too many.
     pub(crate) fn remember(&mut self, generation: Generation) {
-        self.push_front(generation);
-    }
-
-    /// Puts one at the front; the last falls out when there are too many.
-    fn push_front(&mut self, generation: Generation) {
-        if generation.is_none() || self.contains(generation) {
+        if generation.is_none() {
             return;
         }
-        self.0.rotate_right(1);
+        let last = self.0.iter().position(|held| *held == generation).unwrap_or(N - 1);
+        self.0[..=last].rotate_right(1);
         self.0[0] = generation;
+    }
+
+    /// Takes over what another list of the same past names, but for what is `known` elsewhere. True
+    /// when that has changed something. Where there is no room for all, the newer half of each is
+    /// kept before the rest: two that are full must not push out of each other what is new there.
+    pub(crate) fn unite(&mut self, other: &List<N>, known: impl Fn(Generation) -> bool) -> bool {
+        let lacks = |generation: &Generation| !self.contains(*generation) && !known(*generation);
+        let full = self.0.iter().all(|held| !held.is_none());
+        // What is old there is not worth what is new here.
+        let worth = if full { N / 2 } else { N };
+        if !other.iter().take(worth).any(|generation| lacks(&generation)) {
+            return false;
+        }
+        let theirs =
+            other.0.map(|generation| if known(generation) { Generation::NONE } else { generation });
+        let (mut all, mut len) = (List::default(), 0);
+        for generation in self.0.into_iter().zip(theirs).flat_map(|(own, theirs)| [own, theirs]) {
+            if len < N && !generation.is_none() && !all.contains(generation) {
+                all.0[len] = generation;
+                len += 1;
+            }
+        }
+        *self = all;
+        true
     }
 }
 
@@ -84,7 +104,7 @@ impl Lineage {
             Some(free) => self.bases.0[free] = old,
             None => {
                 // The first is what the peer most likely has; of the others the newest are.
-                self.history.push_front(self.bases.0[1]);
+                self.history.remember(self.bases.0[1]);
                 self.bases.0[1..].rotate_left(1);
                 self.bases.0[BASES_LEN - 1] = old;
             }
@@ -97,7 +117,7 @@ impl Lineage {
         match self.bases.0.iter().position(|held| held.is_none()) {
             Some(free) => self.bases.0[..=free].rotate_right(1),
             // Its place is needed, and a peer of that name would be called so no more.
-            None => self.history.push_front(self.bases.0[0]),
+            None => self.history.remember(self.bases.0[0]),
         }
         self.bases.0[0] = name;
     }
@@ -106,7 +126,7 @@ impl Lineage {
     pub fn settle(&mut self) {
         for base in std::mem::take(&mut self.bases).iter() {
             if base != self.current {
-                self.history.push_front(base);
+                self.history.remember(base);
             }
         }
     }
@@ -116,7 +136,7 @@ impl Lineage {
         let old = std::mem::replace(&mut self.current, source);
         self.settle();
         if old != source {
-            self.history.push_front(old);
+            self.history.remember(old);
         }
     }
 
@@ -164,6 +184,34 @@ mod tests {
         (3..9).for_each(|new| source.mint(Generation(new)));
         assert_eq!(source.bases.0[0], Generation(100));
         assert!(source.history.contains(Generation(1)));
+    }
+
+    #[test]
+    fn what_is_remembered_again_is_the_newest() {
+        let mut past: List<4> = list(&[4, 3, 2, 1]);
+        past.remember(Generation(1));
+        past.remember(Generation(5));
+        assert_eq!(past, list(&[5, 1, 4, 3]));
+        past.remember(Generation::NONE);
+        assert_eq!(past, list(&[5, 1, 4, 3]));
+    }
+
+    #[test]
+    fn lists_that_unite_keep_what_is_new_in_both() {
+        let none = |_: Generation| false;
+        let mut past: List<4> = list(&[2, 1]);
+        assert!(past.unite(&list(&[9, 2]), none), "there is room");
+        assert_eq!(past, list(&[2, 9, 1]));
+        assert!(!past.unite(&list(&[9, 2]), none), "all is known");
+        assert!(!past.unite(&list(&[7]), |other| other == Generation(7)), "known elsewhere");
+        past = list(&[4, 3, 2, 1]);
+        assert!(past.unite(&list(&[8, 7, 6, 5]), none));
+        assert_eq!(past, list(&[4, 8, 3, 7]));
+        assert!(!past.unite(&list(&[8, 7, 6, 5]), none), "what is old there is let go");
+        // The same past, and here one more: it is there still.
+        past = list(&[5, 4, 3, 2]);
+        assert!(!past.unite(&list(&[4, 3, 2, 1]), none));
+        assert_eq!(past, list(&[5, 4, 3, 2]));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use flagstone_runtime::{Buf, BufMut, buf};
 
 use crate::format::bitmap_page::WORDS;
 use crate::format::superblock::{Role, Superblock};
-use crate::generation::List;
+use crate::generation::{Lineage, List};
 use crate::id::{Generation, Uuid};
 use crate::limits::{BIT_MIN_BYTES, CHECK_BYTES, HISTORY_LEN, PAGE_BYTES, PEERS_MAX};
 use crate::mirror::{Attached, Inner, LegState, Mirror, State};
@@ -477,19 +477,14 @@ impl Inner {
     /// Our data is the source's, or about to be: what that comes from ours comes from. While a
     /// resync has not ended nobody asks an inconsistent replica for its past.
     async fn descend(&self, generations: List<HISTORY_LEN>) -> Answer {
-        let superblock = self.local.superblock();
-        let knows = |generation| superblock.lineage(0).knows(generation);
-        if generations.iter().all(knows) {
-            return Ok(Reply::Done);
-        }
         let remember = move |superblock: &mut Superblock| {
-            let current = superblock.current;
-            let generations = generations.0.into_iter().rev();
-            for generation in generations.filter(|generation| *generation != current) {
-                superblock.history.remember(generation);
-            }
+            let Lineage { current, bases, .. } = superblock.lineage(0);
+            let known = |generation| generation == current || bases.contains(generation);
+            superblock.history.unite(&generations, known)
         };
-        self.local.update(remember).await.map_err(|_| Refusal::Failed)?;
+        if remember(&mut self.local.superblock()) {
+            self.local.update(remember).await.map_err(|_| Refusal::Failed)?;
+        }
         Ok(Reply::Done)
     }
 

@@ -429,6 +429,26 @@ fn an_asynchronous_source_whose_disk_failed_comes_back_as_a_target() {
     assert_eq!((pair.read(1, 3), pair.read(1, 5)), (3, 5));
 }
 
+/// Nodes that have parted often remember so many generations that each new one costs an old one. Who
+/// goes on alone forgets none for it by which the other is known when it is back.
+#[test]
+fn a_source_with_a_long_past_whose_disk_failed_comes_back_as_a_target() {
+    let pair = Pair::new(27, |_| {});
+    for number in 0..20 {
+        pair.cut();
+        pair.write(0, number, 1).expect("the peer is lost");
+        pair.hub().heal();
+        pair.becomes_whole(0);
+    }
+    unwritable(&pair, 0, block(3));
+    pair.write(0, 3, 3).expect("the peer goes on alone");
+    pair.on(0, |mirror| async move { mirror.switchover(0).await }).expect("it has all");
+    set(&pair, 0, DiskFaults::default());
+    pair.give_up(0);
+    pair.becomes_whole(1);
+    assert_eq!(pair.read(1, 3), 3);
+}
+
 /// A block that the source cannot read comes from an asynchronous peer, behind what was queued.
 #[test]
 fn what_a_source_cannot_read_its_asynchronous_peer_has_after_the_queue() {
