@@ -18,6 +18,7 @@ mod link;
 mod others;
 #[cfg(test)]
 mod pair;
+mod past;
 #[cfg(test)]
 mod reads;
 mod releases;

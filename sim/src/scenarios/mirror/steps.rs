@@ -203,6 +203,7 @@ fn settle(cluster: &Cluster) {
     cluster.hub().heal();
     cluster.hub().set_slow(Duration::from_micros(300));
     for index in 0..2 {
+        leave_the_failed(cluster, index);
         cluster.repair(index);
         // A disk that failed a durable write is not used again before it was opened anew.
         if cluster.kind.faults && !cluster.reopen(index) {
@@ -227,6 +228,17 @@ fn settle(cluster: &Cluster) {
         assert!(sim.now() < deadline, "it does not become whole\n{}", cluster.describe());
     }
     cluster.reconcile();
+}
+
+/// The operator has a source whose disk failed hand its role over, as its status says; or not.
+fn leave_the_failed(cluster: &Cluster, index: usize) {
+    let failed = cluster.mirror(index).filter(|mirror| mirror.has_failed() && mirror.is_active());
+    if failed.is_some() && cluster.sim.chance(0.5) {
+        command(cluster, index, async |mirror| {
+            let _ = mirror.switchover(0).await;
+        });
+        cluster.sim.run_for(Duration::from_millis(500));
+    }
 }
 
 /// The operator ends pauses, and mirrors that were broken go on.

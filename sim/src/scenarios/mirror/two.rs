@@ -19,6 +19,7 @@ use flagstone_runtime::time;
 
 use super::cluster::{DATA, WISHES};
 use super::link::HubHandle;
+use super::past;
 use crate::Outcome;
 use crate::load::{LoadOptions, run as load, verify};
 use crate::model::Shared;
@@ -86,6 +87,9 @@ impl Trio {
             let create = Create { volume: Uuid([7; 16]), with_data: index == 0, shape };
             let made = sim.spawn_on(node, async move {
                 Replica::create(device(), None, create).await.expect("sound disks");
+                if create.with_data && past::is_long(seed) {
+                    past::lengthen(device(), None).await;
+                }
             });
             sim.block_on(made).expect("nobody ends it");
         }

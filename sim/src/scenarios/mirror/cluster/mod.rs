@@ -32,7 +32,7 @@ use self::lines::Line;
 use self::log_copies::LogCopies;
 use self::nodes::{devices, shared};
 use super::link::{Hub, HubHandle};
-use super::{Kind, releases};
+use super::{Kind, past, releases};
 use crate::model::Shared;
 
 pub(super) const DATA: &str = "/dev/data";
@@ -119,7 +119,7 @@ impl Cluster {
             sim.add_disk(node, DATA, config);
             sim.add_disk(node, LOG, DiskConfig::block_device(device_bytes));
         }
-        make_replicas(&sim, nodes, shape, separate_log);
+        make_replicas(&sim, nodes, shape, separate_log, past::is_long(seed));
         let usable = layout(device_bytes, &shape).expect("room").usable_bytes;
         let (path, at) = if separate_log { (LOG, 0) } else { (DATA, usable) };
         let log_bytes = (device_bytes - 8192 - usable) as usize;
@@ -224,12 +224,22 @@ impl Drop for Cluster {
 }
 
 /// Makes the replica of each node, the first with the volume's data.
-fn make_replicas(sim: &Simulation, nodes: [NodeId; 2], shape: Shape, separate_log: bool) {
+fn make_replicas(
+    sim: &Simulation,
+    nodes: [NodeId; 2],
+    shape: Shape,
+    separate_log: bool,
+    long_past: bool,
+) {
     for (index, node) in nodes.into_iter().enumerate() {
         let create = Create { volume: VOLUME, with_data: index == 0, shape };
         let made = sim.spawn_on(node, async move {
             let (data, log) = devices(separate_log).await;
-            Replica::create(data, shared(log), create).await.expect("sound disks");
+            let log = shared(log);
+            Replica::create(data.clone(), log.clone(), create).await.expect("sound disks");
+            if create.with_data && long_past {
+                past::lengthen(data, log).await;
+            }
         });
         sim.block_on(made).expect("nobody ends it");
     }
