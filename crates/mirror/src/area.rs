@@ -1,7 +1,8 @@
 //! The place where a log lies, and reading and writing its parts there.
 //!
 //! Promises: what is written is durable when the call returns; a part that cannot be read is told
-//! from one that reads and makes no sense, by an error.
+//! from one that reads and makes no sense, by an error; nothing waits for memory ([`crate::memory`]),
+//! for hosts' writes wait for this with theirs.
 
 use std::ops::Range;
 
@@ -15,6 +16,7 @@ use crate::format::log_header::LogHeader;
 use crate::format::{FormatError, Page};
 use crate::id::Uuid;
 use crate::limits::{PAGE_BYTES, PAGES_PER_WRITE};
+use crate::memory::at_most;
 use crate::pages::{Pages, SET, bits_of};
 use crate::recover::is_silent;
 use crate::shape::{LogLayout, Shape, log_layout};
@@ -32,7 +34,7 @@ pub(crate) struct Area {
 
 /// Reads a page of any device.
 pub(crate) async fn read_page(device: &SharedDevice, at: u64) -> Result<Page, IoError> {
-    let read = device.read(at, buf::alloc(PAGE_BYTES).await).await?;
+    let read = device.read(at, buf::alloc_small(PAGE_BYTES)).await?;
     let mut page = [0; PAGE_BYTES];
     page.copy_from_slice(&read);
     Ok(page)
@@ -40,7 +42,7 @@ pub(crate) async fn read_page(device: &SharedDevice, at: u64) -> Result<Page, Io
 
 /// Writes a page of any device, durably.
 pub(crate) async fn write_page(device: &SharedDevice, at: u64, page: &Page) -> Result<(), IoError> {
-    let mut memory = buf::alloc(PAGE_BYTES).await;
+    let mut memory = buf::alloc_small(PAGE_BYTES);
     memory.copy_from_slice(page);
     device.write(at, memory.freeze(), true).await
 }
@@ -90,22 +92,38 @@ impl Area {
     }
 
     async fn record(&self, at: u64, log: Uuid) -> Result<Result<HotRecord, FormatError>, IoError> {
-        let memory = buf::alloc(self.layout.record_bytes as usize).await;
-        let read = self.device.read(self.at + at, memory).await?;
-        Ok(HotRecord::decode(&read, log, self.shape.regions()))
+        let len = self.layout.record_bytes as usize;
+        let mut record = Vec::with_capacity(len);
+        while record.len() < len {
+            let at = self.at + at + record.len() as u64;
+            let part = self.device.read(at, at_most(len - record.len())).await?;
+            record.extend_from_slice(&part);
+        }
+        Ok(HotRecord::decode(&record, log, self.shape.regions()))
     }
 
-    /// Writes a record of regions, ascending, to its slot.
+    /// Writes a record of regions, ascending, to its slot. One that goes page by page for want of
+    /// memory may be torn by a power loss as any other, and is no record then.
     pub(crate) async fn write_record(
         &self,
         sequence: u64,
         log: Uuid,
         regions: &[u32],
     ) -> Result<(), IoError> {
-        let mut memory = buf::alloc(hot_record::record_bytes(regions.len())).await;
-        hot_record::encode_into(sequence, log, regions, &mut memory);
         let at = self.at + self.layout.records[(sequence & 1) as usize];
-        self.device.write(at, memory.freeze(), true).await
+        let len = hot_record::record_bytes(regions.len());
+        let mut memory = at_most(len);
+        if memory.len() == len {
+            hot_record::encode_into(sequence, log, regions, &mut memory);
+            return self.device.write(at, memory.freeze(), true).await;
+        }
+        drop(memory);
+        let mut record = vec![0; len];
+        hot_record::encode_into(sequence, log, regions, &mut record);
+        for (page, at) in record.as_chunks().0.iter().zip((at..).step_by(PAGE_BYTES)) {
+            write_page(&self.device, at, page).await?;
+        }
+        Ok(())
     }
 
     /// Writes both records' places whole, with no record in them: on a thin device the log has all
@@ -120,7 +138,7 @@ impl Area {
     }
 
     /// Writes pages as the bits are now: at most [`PAGES_PER_WRITE`]. `count` is what each says of
-    /// how often it was written.
+    /// how often it was written. When this fails any of them may have been written.
     pub(crate) async fn write_pages(
         &self,
         log: Uuid,
@@ -128,15 +146,20 @@ impl Area {
         bits: &Bitmap,
         count: impl Fn(u64) -> Result<u64, IoError>,
     ) -> Result<(), IoError> {
-        let mut memory = buf::alloc((pages.end - pages.start) as usize * PAGE_BYTES).await;
-        for (page, place) in pages.clone().zip(memory.chunks_exact_mut(PAGE_BYTES)) {
-            let first = page * WORDS as u64;
-            let words = std::array::from_fn(|index| bits.word(first + index as u64));
-            let contents = Contents { writes: count(page)?, words };
-            place.copy_from_slice(&bitmap_page::encode(log, page, &contents));
+        let mut next = pages.start;
+        while next < pages.end {
+            let at = self.at + self.layout.pages + next * PAGE;
+            let mut memory = at_most((pages.end - next) as usize * PAGE_BYTES);
+            for place in memory.chunks_exact_mut(PAGE_BYTES) {
+                let first = next * WORDS as u64;
+                let words = std::array::from_fn(|index| bits.word(first + index as u64));
+                let contents = Contents { writes: count(next)?, words };
+                place.copy_from_slice(&bitmap_page::encode(log, next, &contents));
+                next += 1;
+            }
+            self.device.write(at, memory.freeze(), true).await?;
         }
-        let at = self.at + self.layout.pages + pages.start * PAGE;
-        self.device.write(at, memory.freeze(), true).await
+        Ok(())
     }
 
     /// Sets what the pages on disk name, and all that pages stand for which cannot be read; notes how
@@ -154,14 +177,15 @@ impl Area {
         let mut first = 0;
         while first < all {
             let end = all.min(first + PAGES_PER_WRITE);
-            if let Ok(read) = self.read_run(first..end).await {
+            if let Some(read) = self.read_run(first..end).await {
                 for (page, bytes) in (first..end).zip(read.chunks_exact(PAGE_BYTES)) {
                     damaged = damaged.or(take_page(bytes, log, page, bits, pages));
                 }
             } else {
                 // One by one: a page that can be read is worth more than none.
                 for page in first..end {
-                    let read = self.read_run(page..page + 1).await;
+                    let at = self.at + self.layout.pages + page * PAGE;
+                    let read = read_page(&self.device, at).await;
                     if let Err(error) = read
                         && is_silent(error)
                     {
@@ -176,9 +200,10 @@ impl Area {
         Ok(damaged)
     }
 
-    async fn read_run(&self, pages: Range<u64>) -> Result<BufMut, IoError> {
-        let memory = buf::alloc((pages.end - pages.start) as usize * PAGE_BYTES).await;
-        self.device.read(self.at + self.layout.pages + pages.start * PAGE, memory).await
+    /// Reads pages in one call, if that can be done.
+    async fn read_run(&self, pages: Range<u64>) -> Option<BufMut> {
+        let memory = buf::try_alloc((pages.end - pages.start) as usize * PAGE_BYTES)?;
+        self.device.read(self.at + self.layout.pages + pages.start * PAGE, memory).await.ok()
     }
 }
 

@@ -24,6 +24,7 @@ pub mod id;
 pub mod limits;
 mod locate;
 mod log;
+mod memory;
 mod mint;
 pub mod mirror;
 pub mod options;

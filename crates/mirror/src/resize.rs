@@ -14,7 +14,6 @@
 //! `docs/mirror-format.md` says what is written in which order.
 
 use flagstone_blockdev::{IoError, SharedDevice, ZeroFlags};
-use flagstone_runtime::buf;
 
 use crate::area::{Area, write_page};
 use crate::bitmap::Bitmap;
@@ -24,6 +23,7 @@ use crate::format::log_header::LogHeader;
 use crate::format::superblock::{Progress, Superblock};
 use crate::limits::{PAGE_BYTES, PAGES_PER_WRITE};
 use crate::locate::{Found, end_of};
+use crate::memory::at_most;
 use crate::pages::Pages;
 use crate::replica::{Opened, ReplicaError};
 use crate::shape::{Layout, Shape, follow, layout, log_layout};
@@ -100,10 +100,12 @@ async fn leave(
 async fn copy(device: &SharedDevice, from: u64, to: u64, len: u64) -> Result<(), IoError> {
     let mut done = 0;
     while done < len {
-        let part = (len - done).min(PAGES_PER_WRITE * PAGE);
-        let read = device.read(from + done, buf::alloc(part as usize).await).await?;
-        device.write(to + done, read.freeze(), false).await?;
-        done += part;
+        // Hosts' calls wait meanwhile.
+        let memory = at_most((len - done).min(PAGES_PER_WRITE * PAGE) as usize);
+        let part = device.read(from + done, memory).await?.freeze();
+        let copied = part.len() as u64;
+        device.write(to + done, part, false).await?;
+        done += copied;
     }
     device.flush().await
 }

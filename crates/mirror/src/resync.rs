@@ -6,6 +6,7 @@
 //! - what may not be durable here, though it is read here, is so when the peer has it;
 //! - it ends under constant writes: they go to both legs, so no new part falls behind;
 //! - a copy holds its range against writes, so that an older copy never lands on a newer write;
+//! - it goes on, slowly, though hosts' writes that wait for its end hold all memory;
 //! - marks are cleared when the peer has flushed what was copied: cut short at any moment, the next
 //!   resync goes on with what is left;
 //! - it is as fast as [`crate::pace`] allows.
@@ -20,10 +21,11 @@ use std::time::Duration;
 
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::time::{self, Sleep};
-use flagstone_runtime::{Buf, BufMut, buf, spawn_detached};
+use flagstone_runtime::{Buf, BufMut, spawn_detached};
 
 use crate::connect::Ended;
 use crate::limits::{COPIES, COPIES_PER_FLUSH, COPY_BYTES, PEER_FLUSH_MS};
+use crate::memory::for_copy;
 use crate::mirror::{Inner, count};
 use crate::pace::Pace;
 use crate::peer::{AskError, SharedSession, checksums};
@@ -246,7 +248,7 @@ impl Inner {
     }
 }
 
-/// Copies a range, holding it.
+/// Copies a range, holding it. Memory comes first: hosts' writes that wait for the range hold theirs.
 async fn copy_piece(
     inner: &Arc<Inner>,
     leg: usize,
@@ -254,8 +256,8 @@ async fn copy_piece(
     (offset, len): (u64, u64),
     compare: bool,
 ) -> Result<(), IoError> {
+    let memory = for_copy(len as usize).await;
     let _held = inner.overlap.copy(offset, len).held().await;
-    let memory = buf::acquire(len as usize).await.map_err(|_| IoError::NoMemory)?;
     let data = inner.local.data().read(offset, memory).await?;
     let data = inner.prove(offset, data).await;
     let counters = &inner.legs[leg].counters;

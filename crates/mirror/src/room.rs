@@ -11,9 +11,10 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flagstone_blockdev::{IoError, SharedDevice, ZeroFlags};
-use flagstone_runtime::{buf, spawn};
+use flagstone_runtime::spawn;
 
 use crate::limits::CLEAR_BYTES;
+use crate::memory::at_most;
 use crate::shape::Layout;
 use crate::turn::{Turn, Turns};
 
@@ -87,15 +88,20 @@ impl Room {
         if self.lock().ended {
             return Err(IoError::Unreachable);
         }
-        let len = part.end - part.start;
-        let memory = buf::acquire(len as usize).await.map_err(|_| IoError::NoMemory)?;
         // What cannot be read is written: that may mend it.
-        let found = self.device.read(part.start, memory).await;
-        if found.is_ok_and(|found| found.iter().all(|byte| *byte == 0)) {
-            return Ok(());
+        let mut zero = part.start;
+        while zero < part.end {
+            // A replica that is to be given to another mirror waits for this turn, and hosts for that.
+            let memory = at_most((part.end - zero) as usize);
+            match self.device.read(zero, memory).await {
+                Ok(found) if found.iter().all(|byte| *byte == 0) => zero += found.len() as u64,
+                _ => {
+                    let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
+                    return self.device.write_zeroes(zero, part.end - zero, flags).await;
+                }
+            }
         }
-        let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
-        self.device.write_zeroes(part.start, len, flags).await
+        Ok(())
     }
 
     /// Nothing is zeroed any more once this has returned.

@@ -450,14 +450,15 @@ impl Inner {
         Ok(Reply::Checksums(sums))
     }
 
-    /// Checksums of the local leg, one for each `unit_bytes`.
+    /// Checksums of the local leg, one for each `unit_bytes`, of at most [`CHECK_BYTES`]. A copy may
+    /// wait for them, or a range be held meanwhile, and hosts' writes with all memory for that.
     pub(crate) async fn sums(
         &self,
         offset: u64,
         len: u64,
         unit_bytes: u32,
     ) -> Result<Vec<u64>, IoError> {
-        let memory = buf::acquire(len as usize).await.map_err(|_| IoError::NoMemory)?;
+        let memory = buf::acquire_more(len as usize).await;
         let data = self.local.data().read(offset, memory).await?;
         Ok(data.chunks(unit_bytes as usize).map(sum).collect())
     }

@@ -131,7 +131,9 @@ async fn last_header(
     from: u64,
     until: u64,
 ) -> Result<Option<(Owner, u64)>, IoError> {
-    let memory = buf::acquire((until - from) as usize).await.map_err(|_| IoError::NoMemory)?;
+    let Some(memory) = buf::try_alloc((until - from) as usize) else {
+        return last_readable_header(device, from, until).await;
+    };
     let bytes = match device.read(from, memory).await {
         Ok(bytes) => bytes,
         Err(error) if is_silent(error) => return Err(error),

@@ -125,6 +125,49 @@ fn what_waits_for_others_has_an_eighth_and_nothing_of_a_reserve() {
     });
 }
 
+/// What is held until somebody acts has half of that, so the others have half at least.
+#[test]
+fn what_is_held_has_a_sixteenth() {
+    alone(16 * MIB, 1, async || {
+        let data: Vec<_> = (0..3).map(|_| buf::try_alloc(MIB).unwrap().freeze()).collect();
+        let held = buf::Parked::hold(&data[0]).unwrap();
+        assert!(buf::Parked::hold(&data[1]).is_none());
+        let waits = buf::Parked::keep(&data[1]).unwrap();
+        assert!(buf::Parked::keep(&data[2]).is_none());
+        drop(held);
+        let another = buf::Parked::keep(&data[2]).unwrap();
+        assert!(buf::Parked::hold(&data[0]).is_none(), "the others have all of it");
+        drop(waits);
+        assert!(buf::Parked::hold(&data[0]).is_some());
+        drop(another);
+    });
+}
+
+/// Its users take turns, whoever has all other memory and does not give it back; they wait for it in
+/// no way that keeps the queue from others.
+#[test]
+fn a_spare_goes_round_while_there_is_no_other_memory() {
+    alone(4 * MIB, 1, async || {
+        let all: Vec<_> = std::iter::from_fn(|| buf::try_alloc(MIB)).collect();
+        let spare = Rc::new(buf::Spare::new(64 << 10));
+        let tasks: Vec<_> = (0..10)
+            .map(|_| {
+                let spare = spare.clone();
+                spawn(async move {
+                    let got = spare.acquire(50_000).await;
+                    assert_eq!(buf::memory_held(), (4 * MIB) + (64 << 10));
+                    task::yield_now().await;
+                    drop(got);
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(all.len(), 4);
+    });
+}
+
 /// All memory is held by commands that need more: each has it after the other.
 #[test]
 fn who_holds_memory_and_needs_more_has_it_in_the_end() {

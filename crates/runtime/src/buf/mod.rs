@@ -4,7 +4,8 @@
 //! steady state allocates nothing; the sum of all blocks of a process, in use and idle, never
 //! exceeds the configured ceiling ([`set_memory_limit`]), and what is given back beyond a few idle
 //! blocks is not resident any more. [`alloc_small`] alone goes beyond the ceiling, for what must not
-//! fail and is bounded by its users, and [`acquire_more`], by one buffer a core.
+//! fail and is bounded by its users, and every [`Spare`], by one buffer: a core has one for
+//! [`acquire_more`], and one for the copies of resyncs.
 //!
 //! [`BufMut`] is an exclusive view, [`Buf`] a shared read-only one; views of one block never
 //! overlap unless all of them are `Buf`. Buffers belong to one core and are not `Send`.
@@ -15,11 +16,12 @@
 //!    served; while it is not empty nobody is given memory past it.
 //! 2. Who waits holds nothing that others wait for: all memory of a command is acquired at once,
 //!    and before that the command holds none. One that holds some, as it needs to inflate what it
-//!    received, has a spare buffer beyond the ceiling that goes round ([`acquire_more`]).
+//!    received, has a spare buffer beyond the ceiling that goes round ([`acquire_more`]). So has what
+//!    others wait for with memory in their hands, as copies of a resync are ([`Spare`]).
 //! 3. Memory that is held for as long as a peer likes, because it was received into before anyone
 //!    knew what would come, is counted apart ([`Ahead`]): at most a quarter of the ceiling.
-//!    So is that of commands that wait for others of their host ([`Parked`]): at most an eighth, and
-//!    none that the next rule speaks of.
+//!    So is that of commands that wait for others of their host, or are held until a node is back
+//!    ([`Parked`]): at most an eighth, and none that the next rule speaks of.
 //! 4. Memory whose return hangs on its connection's receiver (data that was asked for) comes with a
 //!    [`Reserve`] that the receiver can go on with.
 //! 5. What must go out or come in for memory to come back at all, takes [`alloc_small`].
@@ -37,12 +39,9 @@ mod pool;
 mod quota;
 mod system;
 
-use std::future::{Future, poll_fn};
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, Range};
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
 use crate::limits::{
@@ -50,11 +49,10 @@ use crate::limits::{
 };
 
 use pool::{Block, PARTS, Wait, class_bytes, class_of};
-use quota::Spare;
-pub use quota::{Ahead, Parked, Reserve};
+pub use quota::{Ahead, Parked, Reserve, Spare};
 
 thread_local! {
-    static SPARE: Rc<Spare> = Rc::default();
+    static SPARE: Rc<Spare> = Rc::new(Spare::new(BUF_SPARE_BYTES));
 }
 
 /// Sets the ceiling of pooled memory for this process, in bytes. Blocks already held stay.
@@ -140,25 +138,16 @@ pub async fn acquire(len: usize) -> Result<BufMut, TooLarge> {
     Ok(alloc(len).await)
 }
 
-/// A buffer of `len` bytes, at most [`BUF_SPARE_BYTES`], for a command that holds memory already and
-/// waits for nothing else. Many such could hold all memory there is, and wait for more: so each waits
-/// in the queue, and for the one buffer that this core has beyond the ceiling for them.
+/// A buffer of `len` bytes, at most [`BUF_SPARE_BYTES`], for a command that holds memory already, or
+/// that others wait for with theirs, and that waits for nothing but its device from then on. Many such
+/// could hold all memory there is, and wait for more: so each waits in the queue, and for the one
+/// buffer that this core has beyond the ceiling for them.
 ///
 /// # Panics
 /// When `len` exceeds [`BUF_SPARE_BYTES`]: callers bound requests before they ask for memory.
 pub async fn acquire_more(len: usize) -> BufMut {
-    assert!(len <= BUF_SPARE_BYTES, "a buffer of {len} bytes exceeds what a core has to spare");
-    if let Some(buf) = try_alloc(len) {
-        return buf;
-    }
     let spare = SPARE.with(Rc::clone);
-    let mut acquired = pin!(alloc(len));
-    let mut spared = pin!(spare.wait(len));
-    poll_fn(|cx| match acquired.as_mut().poll(cx) {
-        Poll::Pending => spared.as_mut().poll(cx),
-        done => done,
-    })
-    .await
+    spare.acquire(len).await
 }
 
 /// As [`acquire`], together with `reserve_len` bytes for `reserve`, unless it is filled already.

@@ -27,8 +27,10 @@ static TAKEN_BYTES: AtomicUsize = AtomicUsize::new(0);
 static SMALL_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// What cores have set aside, of the ceiling, for receiving ahead.
 static AHEAD_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// What commands that wait for others have, of the ceiling.
+/// What commands that wait for others, or are held, have of the ceiling.
 static PARKED_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// What of this those have that are held.
+static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Those who wait, first come first.
 static QUEUE: Mutex<VecDeque<Arc<Ticket>>> = Mutex::new(VecDeque::new());
@@ -483,14 +485,27 @@ pub(super) fn uncount_ahead(bytes: usize) {
     });
 }
 
-/// Counts `bytes` as held by a command that waits for others; false when there is too much of that.
-pub(super) fn count_parked(bytes: usize) -> bool {
-    let limit = parked_limit();
-    let fits = |all: usize| all.checked_add(bytes).filter(|sum| *sum <= limit);
-    PARKED_BYTES.fetch_update(Relaxed, Relaxed, fits).is_ok()
+/// Counts `bytes` as of a command that waits for others, or is held; false when there is too much of
+/// that.
+pub(super) fn count_parked(bytes: usize, is_held: bool) -> bool {
+    let count = |counter: &AtomicUsize, limit: usize| {
+        let fits = |all: usize| all.checked_add(bytes).filter(|sum| *sum <= limit);
+        counter.fetch_update(Relaxed, Relaxed, fits).is_ok()
+    };
+    if is_held && !count(&HELD_BYTES, parked_limit() / 2) {
+        return false;
+    }
+    let fits = count(&PARKED_BYTES, parked_limit());
+    if is_held && !fits {
+        HELD_BYTES.fetch_sub(bytes, Relaxed);
+    }
+    fits
 }
 
 /// Takes back what [`count_parked`] counted.
-pub(super) fn uncount_parked(bytes: usize) {
+pub(super) fn uncount_parked(bytes: usize, is_held: bool) {
     PARKED_BYTES.fetch_sub(bytes, Relaxed);
+    if is_held {
+        HELD_BYTES.fetch_sub(bytes, Relaxed);
+    }
 }

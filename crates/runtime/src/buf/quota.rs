@@ -1,12 +1,14 @@
-//! What blocks are in use for: memory received ahead, of commands that wait for others, and a
-//! connection's reserve.
+//! What blocks are in use for: memory received ahead, of commands that wait for others, a connection's
+//! reserve, and buffers beyond the ceiling that go round.
 
 use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use super::pool::{self, Block, class_of};
 use super::{Buf, BufMut, View};
-use crate::limits::BUF_SPARE_BYTES;
 use crate::sync::Notify;
 
 /// Counts a block while it is in use.
@@ -107,13 +109,15 @@ impl std::fmt::Debug for Ahead {
     }
 }
 
-/// Memory of a command that waits for others of its host, which may come as late as the host likes.
+/// Memory of a command that waits for others of its host, which may come as late as the host likes, or
+/// for somebody to act.
 ///
 /// All of it together is at most an eighth of the ceiling: the rest moves, and what is waited for is
 /// given memory some day.
 #[derive(Debug)]
 pub struct Parked {
     bytes: usize,
+    is_held: bool,
 }
 
 impl Parked {
@@ -121,6 +125,16 @@ impl Parked {
     /// kept so already, or when it is in the [`Reserve`] of a connection, which the connection needs
     /// to receive what is waited for: then it is not to wait.
     pub fn keep(data: &Buf) -> Option<Parked> {
+        Parked::count(data, false)
+    }
+
+    /// The same for a command that is held until another node is there again, or a person decides:
+    /// that may take days, so these have half of what there is for all, and leave half to the others.
+    pub fn hold(data: &Buf) -> Option<Parked> {
+        Parked::count(data, true)
+    }
+
+    fn count(data: &Buf, is_held: bool) -> Option<Parked> {
         let block = &data.0.block;
         let holder = block.holder.take();
         let bytes = match &holder {
@@ -131,13 +145,13 @@ impl Parked {
         };
         block.holder.set(holder);
         let bytes = bytes?;
-        pool::count_parked(bytes).then(|| Parked { bytes })
+        pool::count_parked(bytes, is_held).then(|| Parked { bytes, is_held })
     }
 }
 
 impl Drop for Parked {
     fn drop(&mut self) {
-        pool::uncount_parked(self.bytes);
+        pool::uncount_parked(self.bytes, self.is_held);
     }
 }
 
@@ -218,28 +232,53 @@ impl std::fmt::Debug for Reserve {
     }
 }
 
-/// What a core has beyond the ceiling: one buffer, had when it is first needed, that goes round.
-pub(super) struct Spare {
+/// One buffer beyond the ceiling, had when it is first needed, that goes round among those who ask this
+/// for memory: so one of them at a time goes on, however little there is under the ceiling.
+///
+/// Whoever has it comes to an end without those who wait for it, and without memory that they hold.
+pub struct Spare {
+    bytes: usize,
     bell: Rc<Notify>,
     reserve: Reserve,
 }
 
-impl Default for Spare {
-    fn default() -> Spare {
+impl Spare {
+    /// Of so many bytes.
+    pub fn new(bytes: usize) -> Spare {
         let bell = Rc::new(Notify::new());
-        Spare { reserve: Reserve::new(bell.clone()), bell }
+        Spare { bytes, reserve: Reserve::new(bell.clone()), bell }
+    }
+
+    /// A buffer of `len` bytes: now if there is memory, else from the queue, or this one, whichever
+    /// comes first.
+    ///
+    /// # Panics
+    /// When `len` exceeds what was said at the start: callers bound requests before they ask.
+    pub async fn acquire(&self, len: usize) -> BufMut {
+        assert!(len <= self.bytes, "a buffer of {len} bytes exceeds the {} to spare", self.bytes);
+        if let Some(buf) = super::try_alloc(len) {
+            return buf;
+        }
+        let mut acquired = pin!(super::alloc(len));
+        let mut spared = pin!(self.bell.wait_for(|| self.take(len)));
+        poll_fn(|cx| match acquired.as_mut().poll(cx) {
+            Poll::Pending => spared.as_mut().poll(cx),
+            done => done,
+        })
+        .await
+    }
+
+    /// The buffer, unless somebody uses it.
+    fn take(&self, len: usize) -> Option<BufMut> {
+        if !self.reserve.is_filled() {
+            self.reserve.fill(pool::take_beyond(class_of(self.bytes))?);
+        }
+        self.reserve.try_alloc(len)
     }
 }
 
-impl Spare {
-    /// Waits until nobody uses it.
-    pub(super) async fn wait(&self, len: usize) -> BufMut {
-        let take = || {
-            if !self.reserve.is_filled() {
-                self.reserve.fill(pool::take_beyond(class_of(BUF_SPARE_BYTES))?);
-            }
-            self.reserve.try_alloc(len)
-        };
-        self.bell.wait_for(take).await
+impl std::fmt::Debug for Spare {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Spare({} bytes, {:?})", self.bytes, self.reserve)
     }
 }
