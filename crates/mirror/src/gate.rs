@@ -21,8 +21,10 @@ use crate::state::Wish;
 pub(crate) enum Passage {
     /// It goes to these legs. [`Inner::ended`] is to be called.
     Go(Going),
-    /// It waits for the change after this one, without holding anything.
+    /// It waits for the change after this one, without holding anything. Not for long.
     Wait(u64),
+    /// The same until a peer is up to date again, or somebody decides: for as long as that takes.
+    Held(u64),
     /// A generation has to be minted first.
     Mint,
     /// An asynchronous peer's queue is full: it waits for room, without holding anything.
@@ -243,7 +245,7 @@ fn stops(leg: &Leg, own: &LegState, index: usize, len: u64, state: &State) -> Op
         });
     }
     if options.is_strict() && own.wish == Wish::Mirror {
-        return Some(Passage::Wait(state.changes));
+        return Some(Passage::Held(state.changes));
     }
     (!own.minted && !state.local_failed).then_some(Passage::Mint)
 }

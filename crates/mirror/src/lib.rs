@@ -19,6 +19,7 @@ pub mod format;
 mod gate;
 pub mod generation;
 mod hand_on;
+mod hold;
 mod hot;
 pub mod id;
 pub mod limits;

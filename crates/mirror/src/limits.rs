@@ -110,6 +110,10 @@ pub const QUEUE_WINDOW_BYTES: u64 = 16 << 20;
 /// A peer that acknowledges from memory is flushed so often at least, in milliseconds: what it
 /// was told since is copied again when it is lost.
 pub const PEER_FLUSH_MS: u64 = 1000;
+/// A write that would be held, for which there is no memory, is turned away after so long, in
+/// milliseconds: a host that sends it again at once does so no more often, and it is well within the
+/// 30 s that Linux waits for a command.
+pub const TURNED_AWAY_MS: u64 = 10_000;
 /// Pause between attempts to reach a peer, in milliseconds: doubled from the first to the last.
 pub const RETRY_MIN_MS: u64 = 100;
 /// See [`RETRY_MIN_MS`].

@@ -12,23 +12,23 @@
 //! From step 3 on the call goes to its end though the host's side of it is dropped: data that is on
 //! one leg and not on the other, with nothing that says so, must not be.
 
+use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_runtime::buf::Parked;
+use flagstone_runtime::{Buf, spawn_detached};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
-use flagstone_runtime::{Buf, spawn_detached};
-
 use crate::gate::{Going, LegGoing, Passage, Sending};
 use crate::limits::PEERS_MAX;
-use crate::mirror::{Inner, State, count};
+use crate::mirror::{Inner, count};
 use crate::options::Mode;
 use crate::order::Order;
 use crate::overlap::Held;
 use crate::queue::{Place, Post};
 use crate::replica::Pin as HotPin;
-use crate::state::{Phase, Wish};
+use crate::state::Phase;
 
 /// What is done to a range.
 #[derive(Clone)]
@@ -48,6 +48,25 @@ impl Op {
         match self {
             Op::Write(data) => data.len() as u64,
             Op::Zero { .. } => 0,
+        }
+    }
+
+    fn into_data(self) -> Option<Buf> {
+        match self {
+            Op::Write(data) => Some(data),
+            Op::Zero { .. } => None,
+        }
+    }
+
+    /// So many bytes of it, and what comes after them.
+    fn cut(self, at: u64) -> (Op, Option<Op>) {
+        match self {
+            Op::Write(mut data) => {
+                let first = data.slice(0..at as usize);
+                data.advance(at as usize);
+                (Op::Write(first), Some(Op::Write(data)))
+            }
+            Op::Zero { .. } => (self.clone(), Some(self)),
         }
     }
 
@@ -122,6 +141,8 @@ struct Flight {
     fua: bool,
     held: Held,
     pin: Option<HotPin>,
+    /// Nothing of its call comes after it.
+    is_last: bool,
 }
 
 /// A change of a host, piece by piece where it is long: the number of hot regions is bounded.
@@ -132,53 +153,62 @@ pub(crate) async fn change(
     fua: bool,
 ) -> Result<(), IoError> {
     let longest = inner.local.longest_piece();
-    if offset % longest + len <= longest {
-        return change_piece(inner, (offset, len), op, fua).await;
-    }
-    let (mut at, end) = (offset, offset + len);
-    while at < end {
+    let (mut at, end, mut op) = (offset, offset + len, op);
+    loop {
         let piece = (longest - at % longest).min(end - at);
-        let part = match &op {
-            Op::Write(data) => {
-                let from = (at - offset) as usize;
-                Op::Write(data.slice(from..from + piece as usize))
-            }
-            zero => zero.clone(),
+        let (part, rest) = match at + piece == end {
+            true => (op, None),
+            false => op.cut(piece),
         };
-        change_piece(inner.clone(), (at, piece), part, fua).await?;
+        match change_piece(inner.clone(), (at, piece), part, rest, fua).await? {
+            Some(rest) => op = rest,
+            None => return Ok(()),
+        }
         at += piece;
     }
-    Ok(())
 }
 
+/// Gives back what comes after it.
 async fn change_piece(
     inner: Arc<Inner>,
     (offset, len): (u64, u64),
     op: Op,
+    rest: Option<Op>,
     fua: bool,
-) -> Result<(), IoError> {
+) -> Result<Option<Op>, IoError> {
     let began = Inner::now_ns();
+    let mut parked = None;
     let flight = loop {
         let held = inner.overlap.change(offset, len).held().await;
         match depart(&inner, (offset, len), op.data_bytes()).await? {
             Departure::Go(going, pin) => {
-                break Flight { going, op, offset, len, fua, held, pin };
+                let is_last = rest.is_none();
+                break Flight { going, op, offset, len, fua, held, pin, is_last };
             }
             Departure::Wait(passage) => {
                 // Without the range: a resync may need it before the gate opens.
                 drop(held);
                 if let Passage::Moved(successor) = passage {
-                    return Box::pin(change(successor.0, (offset, len), op, fua)).await;
+                    Box::pin(change(successor.0, (offset, len), op, fua)).await?;
+                    return Ok(rest);
+                }
+                if let (Passage::Held(_), None, Op::Write(data)) = (&passage, &parked, &op) {
+                    parked = Parked::hold(data);
+                    if parked.is_none() {
+                        drop((op, rest));
+                        return Err(inner.turned_away().await);
+                    }
                 }
                 inner.wait_for_gate(passage).await;
             }
         }
     };
+    drop(parked);
     let result = Finish::new(fly(inner.clone(), flight)).await;
     count(&inner.counters.writes, 1);
     count(&inner.counters.calls, 1);
     count(&inner.counters.calls_ns, Inner::now_ns().saturating_sub(began));
-    result
+    result.map(|()| rest)
 }
 
 enum Departure {
@@ -234,42 +264,6 @@ impl Inner {
             return Err(error);
         }
         self.go_on_without_local(self.heir(), error).await
-    }
-
-    /// Waits until it is worth asking the gate again.
-    pub(crate) async fn wait_for_gate(&self, passage: Passage) {
-        match passage {
-            Passage::Wait(seen) => {
-                self.lock().waiting += 1;
-                let _count = Uncount(self);
-                self.wait(|state| (state.changes != seen).then_some(())).await;
-            }
-            Passage::Full(leg) => self.wait_at_door(leg).await,
-            Passage::Behind(leg, serial) => self.leave_behind(leg, serial),
-            Passage::Go(_) | Passage::Mint | Passage::Moved(_) | Passage::Refused(_) => {}
-        }
-    }
-
-    async fn wait_at_door(&self, leg: usize) {
-        let mut first = true;
-        poll_fn(|cx| {
-            let mut queue = self.legs[leg].queue();
-            if !std::mem::take(&mut first) || !queue.is_full() {
-                return Poll::Ready(());
-            }
-            queue.wait_at_door(cx.waker());
-            Poll::Pending
-        })
-        .await;
-    }
-}
-
-/// One that is held no longer.
-struct Uncount<'a>(&'a Inner);
-
-impl Drop for Uncount<'_> {
-    fn drop(&mut self) {
-        self.0.lock().waiting -= 1;
     }
 }
 
@@ -333,11 +327,13 @@ async fn fly(inner: Arc<Inner>, flight: Flight) -> Result<(), IoError> {
     count(&inner.counters.local_ns, landed.local_ns);
     let result = settle(&inner, &flight, &landed).await;
     inner.ended();
-    let Flight { held, pin, .. } = flight;
+    let Flight { held, pin, op, is_last, .. } = flight;
     drop((held, pin));
     result?;
     if landed.remote.iter().flatten().any(Result::is_err) {
-        inner.wait_if_strict().await?;
+        // The data is written, so what waits now has none of it, but for what comes after a part.
+        let rest = if is_last { None } else { op.into_data() };
+        inner.wait_if_strict(rest).await?;
     }
     Ok(())
 }
@@ -459,37 +455,6 @@ impl Inner {
     pub(crate) fn first_whole(&self) -> Option<(usize, u64)> {
         let found = |leg: usize| (leg, self.lock().legs[leg].serial);
         (0..self.legs.len()).map(found).find(|(leg, serial)| self.is_whole(*leg, *serial))
-    }
-
-    /// A peer that the operator wants kept up to date lacks what was written, and the policy is to
-    /// hold: waits until it is up to date, or the policy or the operator says otherwise.
-    async fn wait_if_strict(&self) -> Result<(), IoError> {
-        let goes = |state: &mut State| {
-            if let Some(successor) = &state.successor {
-                return Some(Ok(Some(successor.clone())));
-            }
-            if !state.active {
-                return (!state.moving).then_some(Err(IoError::Unreachable));
-            }
-            let holds = state.legs.iter().zip(&self.legs).any(|(own, leg)| {
-                own.wish == Wish::Mirror && own.phase != Phase::InSync && leg.options().is_strict()
-            });
-            (!holds).then_some(Ok(None))
-        };
-        let gone = goes(&mut self.lock());
-        let gone = match gone {
-            Some(gone) => gone,
-            None => {
-                // It is held as those at the gate are.
-                self.lock().waiting += 1;
-                let _count = Uncount(self);
-                self.wait(goes).await
-            }
-        };
-        match gone? {
-            Some(successor) => Box::pin(successor.0.wait_if_strict()).await,
-            None => Ok(()),
-        }
     }
 }
 

@@ -341,3 +341,32 @@ fn a_resync_goes_on_while_what_waits_for_its_ranges_holds_all_memory() {
         pair.check().await;
     });
 }
+
+/// Writes that are held for as long as a peer is away leave memory to all others, and to what brings
+/// the peer back. Those that would take more are their hosts' to send again.
+#[test]
+fn writes_that_are_held_keep_a_sixteenth_of_all_memory() {
+    alone(async || {
+        let pair = Pair::new(|options| options.when_lost = WhenPeerLost::Strict).await;
+        pair.way.cut();
+        pair.until(MirrorState::Disconnected).await;
+        let len = 256 << 10;
+        let writes = write_all(&pair.source, (0, len), take_all(len));
+        pair.until_held(64).await;
+        // Before any has ended, as others see it.
+        assert!(writes.iter().all(|write| !write.is_finished()));
+        let others: Vec<_> = std::iter::from_fn(|| buf::try_alloc(MIB)).collect();
+        assert_eq!(others.len(), 15);
+        drop(others);
+        pair.until_held(4).await;
+        pair.way.heal();
+        let results = ended(writes).await;
+        let ends_as = |end: Result<(), IoError>| results.iter().filter(|one| **one == end).count();
+        assert_eq!((ends_as(Ok(())), ends_as(Err(IoError::Unreachable))), (4, 60));
+        pair.until(MirrorState::Mirroring).await;
+        // They come again, and now it is as it always was.
+        let again = write_all(&pair.source, (0, len), take_all(len));
+        assert!(ended(again).await.iter().all(Result::is_ok));
+        pair.check().await;
+    });
+}
