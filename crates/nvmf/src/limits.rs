@@ -38,6 +38,13 @@ pub(crate) const TX_ADMIN_BYTES: usize = 64 << 10;
 /// Payloads from this size are received straight into a buffer of their own, in bytes.
 pub(crate) const DIRECT_BYTES: usize = 16 << 10;
 
+/// What a core has beyond the ceiling for data of the link of a mirror, in bytes: in a capsule, as much
+/// as that may be …
+pub(crate) const LINK_CAPSULE_BYTES: usize = 256 << 10;
+/// … and asked for, as much as a transfer is unless `mdts` is larger. Each is had when it is first
+/// needed.
+pub(crate) const LINK_TRANSFER_BYTES: usize = 1 << 20;
+
 /// Compare and Verify read in pieces of this size, in bytes …
 pub(crate) const SCAN_BYTES: usize = 1 << 20;
 

@@ -22,7 +22,7 @@ use flagstone_replication::{
 };
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::sim::{Config, DiskConfig, NodeId, Simulation};
-use flagstone_runtime::{buf, spawn_detached, time};
+use flagstone_runtime::{buf, spawn, spawn_detached, time};
 
 const DATA: &str = "/dev/data";
 const DEVICE_BYTES: u64 = 1 << 20;
@@ -556,6 +556,54 @@ fn ordered_writes_are_inflated_with_no_memory_at_all() {
         let read = session.read(0, place).await.expect("it was written");
         for (index, part) in (1..).zip(read.chunks(8192)) {
             assert!(part.iter().all(|byte| *byte == index), "part {index}");
+        }
+    });
+}
+
+/// Two nodes that are each other's source may both have given all their memory to hosts, whose writes
+/// wait for the other: what the link brings has a place all the same, with its command or asked for,
+/// in order or not.
+#[test]
+fn writes_of_the_link_are_received_with_no_memory_at_all() {
+    with_attached(Memory::own(), async |session| {
+        let place = buf::alloc(DEVICE_BYTES as usize / 2).await;
+        // Hosts' data, which the hosts' side keeps.
+        let data = async |len: u64| {
+            let mut data = buf::alloc(len as usize).await;
+            data.fill((len / 4096) as u8);
+            data.freeze()
+        };
+        let [capsule, transfer] = [data(4096).await, data(8192).await];
+        let mut taken = Vec::new();
+        for len in [1 << 20, 4096] {
+            while let Some(memory) = buf::try_alloc(len) {
+                taken.push(memory);
+            }
+        }
+        let mut writes = Vec::new();
+        for index in 0..16 {
+            let data = if index % 2 == 0 { &transfer } else { &capsule };
+            let (offset, data) = (u64::from(index) * 8192, data.clone());
+            writes.push(spawn(match index % 4 {
+                0 | 1 => session.write(offset, data, false),
+                // Numbers from 1 on.
+                second => {
+                    let order = wire::Order { number: index / 4 * 2 + second - 1, beside: 0 };
+                    session.write_ordered(offset, data, false, order)
+                }
+            }));
+        }
+        for (index, write) in writes.into_iter().enumerate() {
+            let ended = time::timeout(TIMEOUT, write).await;
+            assert!(matches!(ended, Ok(Ok(Ok(())))), "write {index}: {ended:?}");
+        }
+        drop(taken);
+        let mut place = place;
+        place.truncate(16 * 8192);
+        let read = session.read(0, place).await.expect("it was written");
+        for (index, part) in read.chunks(8192).enumerate() {
+            let expected = if index % 2 == 0 { [2, 2] } else { [1, 0] };
+            assert_eq!([part[0], part[8191]], expected, "write {index}");
         }
     });
 }

@@ -5,7 +5,7 @@
 //! exceeds the configured ceiling ([`set_memory_limit`]), and what is given back beyond a few idle
 //! blocks is not resident any more. [`alloc_small`] alone goes beyond the ceiling, for what must not
 //! fail and is bounded by its users, and every [`Spare`], by one buffer: a core has one for
-//! [`acquire_more`], and one for the copies of resyncs.
+//! [`acquire_more`], one for the copies of resyncs, and two for what the link of a mirror receives.
 //!
 //! [`BufMut`] is an exclusive view, [`Buf`] a shared read-only one; views of one block never
 //! overlap unless all of them are `Buf`. Buffers belong to one core and are not `Send`.
@@ -17,7 +17,8 @@
 //! 2. Who waits holds nothing that others wait for: all memory of a command is acquired at once,
 //!    and before that the command holds none. One that holds some, as it needs to inflate what it
 //!    received, has a spare buffer beyond the ceiling that goes round ([`acquire_more`]). So has what
-//!    others wait for with memory in their hands, as copies of a resync are ([`Spare`]).
+//!    others wait for with memory in their hands, here or on another node, as copies of a resync and
+//!    what a mirror's link receives are ([`Spare`]).
 //! 3. Memory that is held for as long as a peer likes, because it was received into before anyone
 //!    knew what would come, is counted apart ([`Ahead`]): at most a quarter of the ceiling.
 //!    So is that of commands that wait for others of their host, or are held until a node is back

@@ -12,17 +12,30 @@
 //! before that data may be commands with data of their own, and these must not wait for memory that
 //! others hold for the same reason. So with the first R2T comes a reserve, for one command's
 //! in-capsule data: the receiver waits at most for the device to be done with it.
+//!
+//! Commands of a namespace with a [handler](crate::target::VendorHandler) are what another node's hosts
+//! wait for, with memory of that node. If they waited here for memory of our hosts, which wait for that
+//! node in the same way, neither would go on. So they have memory beyond the ceiling to take turns
+//! with: a core has a buffer for data in a capsule, and one for data that is asked for. The second may
+//! wait for data that comes behind capsules; the first waits for nothing but the rest of its PDU and the
+//! device.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use flagstone_nvme::{Sqe, Status};
-use flagstone_runtime::buf::{self, TooLarge};
+use flagstone_runtime::buf::{self, Spare, TooLarge};
 use flagstone_runtime::{BufMut, spawn_detached};
 
 use super::Connection;
+use crate::limits::{LINK_CAPSULE_BYTES, LINK_TRANSFER_BYTES};
 use crate::target::Namespace;
 use crate::target::queue::Admitted;
+
+thread_local! {
+    static CAPSULES: Rc<Spare> = Rc::new(Spare::new(LINK_CAPSULE_BYTES));
+    static TRANSFERS: Rc<Spare> = Rc::new(Spare::new(LINK_TRANSFER_BYTES));
+}
 
 /// A command in hand that waits.
 pub(super) struct Waiting {
@@ -89,6 +102,9 @@ impl Connection {
             let Some((bytes, reads)) = self.first_waiting() else { return };
             let memory = if reads {
                 buf::acquire(bytes).await
+            } else if bytes <= LINK_TRANSFER_BYTES && self.is_link() {
+                let spare = TRANSFERS.with(Rc::clone);
+                Ok(spare.acquire(bytes).await)
             } else {
                 buf::acquire_with_reserve(bytes, &self.reserve, self.in_capsule()).await
             };
@@ -137,6 +153,12 @@ impl Connection {
         }
     }
 
+    /// Whether a namespace here has commands that another node waits for.
+    fn is_link(&self) -> bool {
+        let session = self.session.borrow();
+        session.as_ref().is_some_and(|session| session.table.iter().any(|one| one.vendor.is_some()))
+    }
+
     /// The longest data in a capsule, in bytes: what the reserve is for.
     fn in_capsule(&self) -> usize {
         self.in_capsule_bytes.get() as usize
@@ -165,6 +187,10 @@ impl Connection {
     pub(super) async fn place_for_capsule(&self, len: usize) -> Result<BufMut, TooLarge> {
         if let Some(place) = buf::try_alloc(len) {
             return Ok(place);
+        }
+        if len <= LINK_CAPSULE_BYTES && self.is_link() {
+            let spare = CAPSULES.with(Rc::clone);
+            return Ok(spare.acquire(len).await);
         }
         let mut reserved = std::pin::pin!(self.room.wait_for(|| self.reserve.try_alloc(len)));
         let mut acquired = std::pin::pin!(buf::acquire(len));
