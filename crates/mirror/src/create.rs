@@ -3,7 +3,7 @@
 //! Promises:
 //! - a replica is there when all of it is: its superblock is written last;
 //! - an earlier one on the device, wherever it ended, has no superblock any more when the first byte of
-//!   a log is overwritten;
+//!   a log is overwritten, and never one of its past;
 //! - what hosts see of the device stays as it is.
 
 use flagstone_blockdev::{IoError, SharedDevice};
@@ -58,14 +58,10 @@ impl Replica {
     ) -> Result<(), ReplicaError> {
         check_blocks(&device, log.as_ref())?;
         let whole = Shape { usable_bytes: at_most_bytes, ..create.shape };
-        // An earlier replica may end where the device did before it grew.
-        if let Ok(earlier) = locate(&device).await
-            && earlier.end != end_of(&device)
-        {
-            Replica::forget(&device, None).await?;
-        }
         let (layout, shape, area) = places(&device, log, end_of(&device), &whole)?;
-        // First the earlier replica's superblocks: its log is about to be overwritten.
+        // An earlier replica's log is about to be overwritten. It may end where the device did before
+        // it grew.
+        Replica::forget(&device, None).await?;
         for at in layout.superblocks {
             write_page(&device, at, &[0; PAGE_BYTES]).await?;
         }

@@ -140,6 +140,31 @@ fn one_that_is_forgotten_leaves_no_trace() {
     .expect("an executor");
 }
 
+/// An older superblock may say that the data is whole where the latest does not.
+#[test]
+fn one_that_is_made_over_another_never_leaves_one_of_the_past() {
+    block_on(async {
+        for updates in 2..4 {
+            let (device, _) = made(false).await;
+            let replica = Replica::open(device.clone(), None).await.expect("it is there");
+            for epoch in 0..updates {
+                replica.update(|superblock| superblock.epoch = epoch).await.expect("sound");
+            }
+            let latest = replica.superblock();
+            let (fault, control) =
+                Fault::new(device.clone(), FaultConfig::default()).expect("no rates");
+            let older = PAGES - 2 + (1 - (latest.sequence & 1));
+            control.fail_writes(older * PAGE..(older + 1) * PAGE);
+            let create = Create { volume: latest.volume, with_data: false, shape: latest.shape };
+            let made = Replica::create(Arc::new(fault), None, create).await;
+            assert!(made.is_err(), "a superblock cannot be written");
+            let found = read_superblock(&device).await.map(|found| found.sequence);
+            assert_eq!(found, Ok(latest.sequence));
+        }
+    })
+    .expect("an executor");
+}
+
 #[test]
 fn a_page_that_cannot_be_read_hides_no_other() {
     block_on(async {
