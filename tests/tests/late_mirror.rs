@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "a real listener is what the program meets")]
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 use flagstone_lab::ports::free_ports;
@@ -28,17 +29,22 @@ fn node_with_log(
     device: &str,
     log: &str,
 ) -> Server {
+    let file = configure(scratch, name, ports.1, device, log);
+    let file = file.to_str().expect("temporary paths are UTF-8");
+    Server::start_with(&[], &[&format!("nvme-tcp://127.0.0.1:{}", ports.0)], &[file])
+}
+
+/// Writes a node's configuration: what it is when its server is started next.
+fn configure(scratch: &Scratch, name: &str, peer_port: u16, device: &str, log: &str) -> PathBuf {
     let peer = if name == "a" { "b" } else { "a" };
     let text = format!(
-        "[server]\nnode = \"{name}\"\n[peer.{peer}]\naddress = \"127.0.0.1:{}\"\n\
+        "[server]\nnode = \"{name}\"\n[peer.{peer}]\naddress = \"127.0.0.1:{peer_port}\"\n\
          timeout = \"1s\"\n[volume.db]\nmirror = {{ peer = \"{peer}\", bitmap = {log:?} }}\n\
-         device = \"{device}\"\n[volume.other]\ndevice = \"memory:16MiB\"\n",
-        ports.1
+         device = \"{device}\"\n[volume.other]\ndevice = \"memory:16MiB\"\n"
     );
     let file = scratch.join(&format!("{name}.toml"));
     fs::write(&file, text).expect("the configuration can be written");
-    let file = file.to_str().expect("temporary paths are UTF-8");
-    Server::start_with(&[], &[&format!("nvme-tcp://127.0.0.1:{}", ports.0)], &[file])
+    file
 }
 
 /// `flagstone mirror ACTION db` on a node: whether it was done, and what it said.
@@ -60,9 +66,13 @@ fn order(node: &Server, line: &str) {
     assert!(done, "mirror {line}: {said}\n{}", node.output());
 }
 
-fn wait_for(node: &Server, state: &str) {
-    let is = || get(&node.api(), "/v1/volumes/db")["mirror"]["state"] == state;
-    until(&format!("the mirror is {state}"), is, || node.output());
+fn state(node: &Server) -> serde_json::Value {
+    get(&node.api(), "/v1/volumes/db")["mirror"]["state"].clone()
+}
+
+fn wait_for(node: &Server, wanted: &str) {
+    let is = || state(node) == wanted;
+    until(&format!("the mirror is {wanted}"), is, || node.output());
 }
 
 fn write(node: &Server, scratch: &Scratch, state: &str, offset: &str) {
@@ -174,6 +184,63 @@ fn a_node_without_the_log_of_its_mirror_waits() {
         read_back(&a, &scratch, "first");
     }
     assert!(a.output().contains(lost), "{}", a.output());
+}
+
+/// A name of the log's device that was mistyped, and is that of something else: nothing is written there,
+/// and the volume comes when the name is mended, or when what is there was wiped on purpose.
+#[test]
+fn what_a_mistyped_bitmap_names_is_not_overwritten() {
+    let scratch = Scratch::new();
+    let [one, two] = free_ports().expect("ports are free");
+    let [near_a, near_b] = ["near-a", "near-b"].map(|name| scratch.disk(name, SIZE_BYTES));
+    let [near_a, near_b] = [&near_a, &near_b].map(|path| path.to_str().expect("UTF-8"));
+    let mut a = node(&scratch, "a", (one, two), near_a);
+    let b = node(&scratch, "b", (two, one), near_b);
+    order(&a, "create --source");
+    order(&b, "create --target");
+    wait_for(&a, "mirroring");
+    write(&a, &scratch, "first", "0");
+
+    // What makes an ext2 of it: the magic, and a number of inodes.
+    let disk = scratch.disk("precious", 4 << 20);
+    let mut precious = vec![0; 4 << 20];
+    (precious[1024], precious[1080], precious[1081]) = (8, 0x53, 0xef);
+    fs::write(&disk, &precious).expect("it can be written");
+    let disk = disk.to_str().expect("UTF-8");
+    let [own, wrong] = [scratch.join("a.intent").display().to_string(), disk.to_owned()];
+    a.kill();
+    configure(&scratch, "a", two, near_a, &wrong);
+    a.restart();
+    Load::start(&a.nvme_uri("other"), "--rw randwrite --ios 100").wait().assert_complete();
+    wait_for(&a, "not-found");
+    let (_, said) = mirror(&a, "status");
+    // It is broken into lines as wide as the terminal.
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [disk, "no write-intent log", "ext2 at byte 1080", "remove it", "start the server"]
+    {
+        assert!(said.contains(part), "no `{part}`: {said}");
+    }
+    assert!(a.output().contains("ext2 at byte 1080"), "{}", a.output());
+    assert!(fs::read(disk).expect("it is there") == precious, "it was written to");
+
+    let lost = "the log of volume `db` was lost";
+    for (log, is_lost) in [(&own, false), (&wrong, true)] {
+        a.kill();
+        if is_lost {
+            fs::write(disk, vec![0; 4 << 20]).expect("it can be wiped");
+        }
+        configure(&scratch, "a", two, near_a, log);
+        a.restart();
+        // Either is the source then: the target may have gone on alone.
+        let both = || [&a, &b].map(|node| state(node) == "mirroring");
+        until("they mirror", || both().contains(&true), || a.output() + &b.output());
+        if both()[1] {
+            order(&a, "switchover");
+        }
+        wait_for(&a, "mirroring");
+        read_back(&a, &scratch, "first");
+        assert_eq!(a.output().contains(lost), is_lost, "{}", a.output());
+    }
 }
 
 /// The device has come, and the replica on it cannot be opened for now: it is tried again, and nobody

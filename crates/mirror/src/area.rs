@@ -74,6 +74,14 @@ impl Area {
         write_page(&self.device, at, &header.encode()).await
     }
 
+    /// Says in both slots of the header that a log is being made here.
+    pub(crate) async fn begin(&self) -> Result<(), IoError> {
+        for at in self.layout.headers {
+            write_page(&self.device, self.at + at, &LogHeader::begun()).await?;
+        }
+        Ok(())
+    }
+
     /// Zeroes both slots of the header: there is no log here any more.
     pub(crate) async fn forget(&self) -> Result<(), IoError> {
         for at in self.layout.headers {

@@ -50,6 +50,7 @@ pub mod state;
 pub mod target;
 pub mod trace;
 mod turn;
+pub mod vacant;
 pub mod verify;
 pub mod versions;
 mod write;

@@ -64,6 +64,10 @@ pub const SEARCH_PER_STEP: u64 = 1024;
 /// where no replica is found: the log of a volume of 7 TiB. A tenth of a second on an SSD.
 pub const TRACE_BYTES: u64 = 16 << 20;
 
+/// How much of the beginning of a device is looked at before a log is made there, in bytes: file systems
+/// and volume managers have their signatures within the first 256 KiB, and hosts' data follows soon.
+pub const LOG_LOOK_BYTES: u64 = 1 << 20;
+
 /// Most writes of one bitmap page: a century of 10,000 a second. Those of all pages of the largest
 /// volume fit into 64 bits together.
 pub const PAGE_WRITES_MAX: u64 = 1 << 45;

@@ -5,7 +5,7 @@
 //! before the superblock names it; until then the next attempt finds the old one as it was, or
 //! worse, and does the same. A device that cannot be reached says nothing of the log on it, which may
 //! be whole: that is no answer, and the replica stays closed until there is one. Nor is a log that is
-//! another replica's: it is left as it is.
+//! another replica's: it is left as it is, and so is what is no log at all ([`crate::vacant`]).
 
 use flagstone_blockdev::IoError;
 
@@ -120,6 +120,8 @@ pub(crate) async fn make(
     dirty: bool,
 ) -> Result<Recovered, IoError> {
     let (shape, name) = (*area.shape(), Uuid::random());
+    // Before anything that a power loss may tear so that nobody knows it for ours.
+    area.begin().await?;
     let bits = Bitmap::new(shape.bits(), shape.bit_bytes);
     if dirty {
         bits.set(bits.all());

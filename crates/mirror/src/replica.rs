@@ -39,6 +39,7 @@ use crate::resize::{Sizes, follow_device};
 use crate::room::Room;
 use crate::shape::{Layout, Shape, follow, layout};
 use crate::turn::{Turn, Turns};
+use crate::vacant::is_vacant;
 
 /// Why a replica cannot be made or opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,6 +62,9 @@ pub enum ReplicaError {
     /// The log's device is smaller than the log.
     #[error("the device for the log is too small")]
     LogTooSmall,
+    /// The log's device holds something that is no log, which may be wanted still.
+    #[error("the device for the log holds something that is no write-intent log")]
+    NoPlaceForLog,
     /// The log's device has the log of another replica, which may be wanted still.
     #[error(
         "the device for the log has that of replica {log}, and the data device has replica {data}"
@@ -148,9 +152,10 @@ pub async fn read_superblock(device: &SharedDevice) -> Result<Superblock, Replic
 }
 
 /// Finds a replica and its log. Its metadata follows the end of a device that has grown; a log that
-/// cannot be trusted is made anew.
+/// cannot be trusted is made anew, where its device holds nothing else.
 async fn find(device: &SharedDevice, log: Option<SharedDevice>) -> Result<Opened, ReplicaError> {
     check_blocks(device, log.as_ref())?;
+    let apart = log.clone();
     let found = follow_device(device, log.is_none(), locate(device).await?).await?;
     let mut superblock = found.superblock;
     let (layout, shape, area) = places(device, log, found.end, &superblock.shape)?;
@@ -166,6 +171,12 @@ async fn find(device: &SharedDevice, log: Option<SharedDevice>) -> Result<Opened
             return Err(ReplicaError::OthersLog { log, data: superblock.replica });
         }
         Err(NoLog::Lost(lost)) => {
+            // On the data device it lies where the superblock has it, and nobody else has anything.
+            if let Some(log) = &apart
+                && !is_vacant(log).await?
+            {
+                return Err(ReplicaError::NoPlaceForLog);
+            }
             tracing::warn!("the log of replica {} is made anew: {lost}", superblock.replica);
             (renew(device, &layout, &area, &mut superblock).await?, Some(lost))
         }
@@ -187,7 +198,7 @@ impl Replica {
     ///
     /// # Errors
     /// See [`ReplicaError`]; also where the log's device cannot be reached, and nothing is known of
-    /// the log: it is as it was.
+    /// the log, or has something else: it is as it was.
     pub async fn open(
         device: SharedDevice,
         log: Option<SharedDevice>,

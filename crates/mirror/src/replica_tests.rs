@@ -447,3 +447,6 @@ fn calls_that_wait_share_records_and_one_that_gives_up_leaves_nothing() {
 
 #[path = "stale_tests.rs"]
 mod stale;
+
+#[path = "vacant_tests.rs"]
+mod vacant;

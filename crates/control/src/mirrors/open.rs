@@ -32,7 +32,7 @@ impl From<ReplicaError> for Failure {
             ReplicaError::DataTooSmall | ReplicaError::LogTooSmall => ": make it larger",
             ReplicaError::OthersLog { .. } => {
                 ": give each replica its own log; if the one there is not needed by any, delete its \
-                 file, or overwrite the first 8 KiB of its device with zeroes: all is compared or \
+                 file, or overwrite the first MiB of its device with zeroes: all is compared or \
                  copied then"
             }
             _ => "",
@@ -181,7 +181,14 @@ impl Mirrored {
                 return Ok(None);
             }
         };
-        let replica = Replica::open(self.leg.clone(), log.clone()).await?;
+        let opened = Replica::open(self.leg.clone(), log.clone()).await;
+        if let (Err(ReplicaError::NoPlaceForLog), Some(log)) = (&opened, &log) {
+            self.without_log.set(true);
+            let why = self.no_place_for_log(log).await;
+            *self.missing.borrow_mut() = Some(Rc::from(why));
+            return Ok(None);
+        }
+        let replica = opened?;
         *self.log.borrow_mut() = log;
         self.keep_name(&replica).await?;
         if let Some(lost) = replica.lost() {

@@ -15,13 +15,13 @@ use std::path::Path;
 use flagstone_blockdev::SharedDevice;
 use flagstone_mirror::format::log_header::LogHeader;
 use flagstone_mirror::format::superblock::Superblock;
-use flagstone_mirror::format::{FormatError, is_log, newest};
+use flagstone_mirror::format::{FormatError, newest};
 use flagstone_mirror::id::Uuid;
-use flagstone_mirror::limits::PAGE_BYTES;
+use flagstone_mirror::limits::{LOG_LOOK_BYTES, PAGE_BYTES};
 use flagstone_mirror::shape::log_layout;
+use flagstone_mirror::vacant::may_become_log;
 
 use super::Mirrored;
-use super::guard::{LOOK_BYTES, is_zero};
 use super::open::log_on;
 use crate::units::format_size;
 
@@ -46,7 +46,7 @@ impl Left {
         let owner = newest([header(0), header(1)], |header| header.sequence);
         match owner {
             Ok((_, header)) if header.replica != replica => Left::Others(header.replica),
-            _ if is_zero(beginning) || is_log(beginning) => Left::OwnOrNothing,
+            _ if may_become_log(beginning) => Left::OwnOrNothing,
             _ => Left::Other,
         }
     }
@@ -108,7 +108,7 @@ impl Mirrored {
 fn beginning(path: &Path) -> io::Result<Vec<u8>> {
     let file = std::fs::OpenOptions::new().read(true).open(path)?;
     let mut beginning = Vec::new();
-    file.take(LOOK_BYTES).read_to_end(&mut beginning)?;
+    file.take(LOG_LOOK_BYTES).read_to_end(&mut beginning)?;
     Ok(beginning)
 }
 

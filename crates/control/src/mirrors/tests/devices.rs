@@ -184,6 +184,72 @@ fn a_log_without_room_that_is_not_for_us_to_make_keeps_its_volume_alone_from_bei
     .unwrap();
 }
 
+/// `bitmap` names something that has room for the log and is none of ours: it is left as it is, the volume
+/// is not served and says what was found where, and the log that it had is as good as before. What is zero
+/// is a log that was lost.
+#[test]
+fn what_is_no_log_is_not_overwritten_by_one_when_a_replica_is_opened() {
+    block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let (device, log, other) = (path("device"), path("log"), path("other"));
+        std::fs::File::create(&device).unwrap().set_len(64 << 20).unwrap();
+        let begin = |log: &str| {
+            let (device, log) = (device.clone(), log.to_owned());
+            async move { Node::alone((&device, Some(&log))).await }
+        };
+        let node = begin(&log).await;
+        node.mirrored.create(CreateRole::Source, false, false).await.unwrap();
+        write(&node.mirrored.device(), 4096, 7).await.unwrap();
+        node.stop().await;
+        let replica = std::fs::read(&device).unwrap();
+        let name_of = |log: &str| std::fs::read(log).unwrap()[24..40].to_vec();
+        let own = name_of(&log);
+        for (at, bytes, found) in [
+            (0, &b"# notes"[..], "it is not zero from byte 0 on"),
+            (70_000, b"data", "it is not zero from byte 70000 on"),
+            (0, b"XFSB", "the signature of xfs at byte 0"),
+            (4086, b"SWAPSPACE2", "the signature of swap at byte 4086"),
+            (0x1_0040, b"_BHRfS_M", "the signature of btrfs at byte 65600"),
+            (512, b"EFI PART", "the signature of GPT at byte 512"),
+        ] {
+            let mut precious = vec![0; 2 << 20];
+            precious[at..at + bytes.len()].copy_from_slice(bytes);
+            std::fs::write(&other, &precious).unwrap();
+            let node = begin(&other).await;
+            let missing = node.mirrored.missing().expect("it is not to be overwritten");
+            let accepted = "the log of this replica, or a device whose first MiB is zero";
+            for part in
+                [&other, "`bitmap` of volume `db`", found, accepted, "mend the", "remove it"]
+            {
+                assert!(missing.contains(part), "no `{part}`: {missing}");
+            }
+            assert!(node.mirrored.is_without_log() && node.mirrored.mirror().is_none());
+            assert_eq!(node.access(), AnaState::INACCESSIBLE);
+            for role in [CreateRole::Source, CreateRole::Target] {
+                assert!(node.mirrored.create(role, true, false).await.is_err());
+            }
+            node.stop().await;
+            assert!(std::fs::read(&other).unwrap() == precious, "it was written to");
+            assert!(std::fs::read(&device).unwrap() == replica, "the replica was changed");
+        }
+        let node = begin(&log).await;
+        assert_eq!(node.mirrored.missing(), None);
+        node.stop().await;
+        assert_eq!(name_of(&log), own, "it is as good as before, and not made anew");
+        std::fs::write(&other, vec![0; 2 << 20]).unwrap();
+        let node = begin(&other).await;
+        assert_eq!(node.mirrored.missing(), None);
+        node.serves().await;
+        let bytes = node.mirrored.device().geometry().size_bytes.next_multiple_of(64 << 10);
+        let status = node.mirrored.mirror().unwrap().status().peers[0];
+        assert_eq!(status.out_of_date_bytes, bytes, "the log is made anew");
+        assert_eq!(read(&node.mirrored.device(), 4096).await, Some(7));
+        node.mirrored.end().await;
+    })
+    .unwrap();
+}
+
 /// A target whose flush failed is closed, opened and brought up to date while its server runs, and may
 /// take over then. After too many times it is left alone.
 #[test]
