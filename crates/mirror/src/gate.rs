@@ -131,9 +131,7 @@ impl Inner {
         let durable = !remembers && own.volatile_cache;
         let sending = Sending { session: session.clone(), serial: own.serial, durable, half };
         let going = match mode {
-            _ if carried => LegGoing::Send(sending),
-            Mode::Sync => LegGoing::Send(sending),
-            Mode::Async => match leg.queue().push(len, Inner::now_ns()) {
+            Mode::Async if !carried => match leg.queue().push(len, Inner::now_ns()) {
                 Some(place) => {
                     let parts = data_bytes.div_ceil(session.transfer_bytes()).max(1);
                     let span = own.numbering.begin(parts as u32);
@@ -142,6 +140,7 @@ impl Inner {
                 // There was room a moment ago, and others only make room.
                 None => unreachable!("the queue fills under the state's lock alone"),
             },
+            Mode::Sync | Mode::Async => LegGoing::Send(sending),
         };
         if let Some(half) = half {
             self.mark_told(index, half, offset, len);
