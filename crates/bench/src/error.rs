@@ -15,6 +15,28 @@ pub enum Error {
          or name it with FIO=/path/to/fio"
     )]
     FioMissing,
+    /// The fio that is here, or that was named, cannot be started.
+    #[error(
+        "{program} cannot be run as fio: {cause}; name another with FIO=/path/to/fio, or install fio \
+         (apt install fio, dnf install fio, zypper install fio) and unset FIO"
+    )]
+    FioNotRun {
+        /// As it was named, or found on the path.
+        program: String,
+        /// Why, in the system's words and ours.
+        cause: String,
+    },
+    /// A program that was taken for fio does not answer.
+    #[error(
+        "{program} did not say its version within {limit_s} s, and was ended: it is not fio, or cannot \
+         work here; see what `{program} --version` waits for, or name another with FIO=/path/to/fio"
+    )]
+    FioSilent {
+        /// As it was named, or found on the path.
+        program: String,
+        /// How long it was waited for, in seconds.
+        limit_s: f64,
+    },
     /// A program that was taken for fio is another one.
     #[error(
         "{program} is not fio: asked for its version it printed {printed}; install fio (apt install \
@@ -120,7 +142,14 @@ pub enum Error {
 impl Error {
     /// Whether it says that there is no fio here that can be used: what needs none goes on.
     pub fn is_lack_of_fio(&self) -> bool {
-        matches!(self, Error::FioMissing | Error::NotFio { .. } | Error::FioTooOld { .. })
+        matches!(
+            self,
+            Error::FioMissing
+                | Error::FioNotRun { .. }
+                | Error::FioSilent { .. }
+                | Error::NotFio { .. }
+                | Error::FioTooOld { .. }
+        )
     }
 
     /// A mistake in the request.

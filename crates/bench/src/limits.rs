@@ -1,5 +1,10 @@
 //! Every bound of this crate.
 
+use std::time::Duration;
+
+/// How long fio may take to say its version, or to try an I/O engine. It takes milliseconds; from a
+/// network's file system, on a machine that has to write memory out first, seconds.
+pub const FIO_ANSWER: Duration = Duration::from_secs(30);
 /// Bytes of fio's output that are read. json+ of one job with full histograms is at most
 /// 3 directions x 3 latencies x 1,856 bins x some 30 bytes = 0.5 MB; 64 MiB holds 128 such jobs,
 /// or thousands of ordinary ones. More is refused.

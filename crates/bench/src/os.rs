@@ -113,14 +113,14 @@ impl Drop for Running {
 impl Running {
     fn wait(
         &mut self,
-        until: impl Fn() -> bool,
+        until: impl Fn(&Pauses) -> bool,
         tick: &mut dyn FnMut(),
     ) -> io::Result<Option<ExitStatus>> {
         loop {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(Some(status));
             }
-            if until() {
+            if until(&self.pauses) {
                 return Ok(None);
             }
             tick();
@@ -143,31 +143,67 @@ impl Running {
 /// waits for us to read. No more than `most_bytes` of it are read.
 ///
 /// # Errors
-/// That it cannot be started, [`Error::Interrupted`] (it has ended then), and the system's. That
-/// the program failed is in [`Ended`].
+/// That it cannot be started ([`CANNOT_START`]), [`Error::Interrupted`] (it has ended then), and the
+/// system's. That the program failed is in [`Ended`].
 pub fn run(
     command: &mut Command,
     most_bytes: u64,
     interrupt: &Interrupt,
     tick: &mut dyn FnMut(),
 ) -> Result<Ended, Error> {
+    let ended = run_until(command, most_bytes, interrupt, &|_| false, tick)?;
+    ended.ok_or(Error::Interrupted)
+}
+
+/// The same of a program that ends by itself within `limit`, in which neither it nor this one was
+/// stopped. `None` when it did not, and was ended.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_within(
+    command: &mut Command,
+    most_bytes: u64,
+    interrupt: &Interrupt,
+    limit: Duration,
+) -> Result<Option<Ended>, Error> {
+    let watch = Stopwatch::start();
+    let is_late = |pauses: &Pauses| watch.seconds() - pauses.seconds() > limit.as_secs_f64();
+    let ended = run_until(command, most_bytes, interrupt, &is_late, &mut || {})?;
+    if ended.is_none() {
+        interrupt.check()?;
+    }
+    Ok(ended)
+}
+
+/// What the error of a program that cannot be started says was tried.
+pub(crate) const CANNOT_START: &str = "cannot start a program";
+
+/// `None` when it did not end by itself, but as the user wants it, or for it was late.
+fn run_until(
+    command: &mut Command,
+    most_bytes: u64,
+    interrupt: &Interrupt,
+    is_late: &dyn Fn(&Pauses) -> bool,
+    tick: &mut dyn FnMut(),
+) -> Result<Option<Ended>, Error> {
     let keep = || tempfile::tempfile().map_err(Error::system("cannot make a temporary file"));
     let (mut output, mut errors) = (keep()?, keep()?);
     let copy = |file: &File| file.try_clone().map_err(Error::system("cannot copy a descriptor"));
     command.stdin(Stdio::null()).stdout(copy(&output)?).stderr(copy(&errors)?).process_group(0);
-    let child = command.spawn().map_err(Error::system("cannot start a program"))?;
+    let child = command.spawn().map_err(Error::system(CANNOT_START))?;
     let mut running = Running { pauses: Pauses::begin(child.id()), child };
     let waits = "cannot wait for a program";
-    let ended = running.wait(|| interrupt.is_raised(), tick).map_err(Error::system(waits))?;
+    let is_over = |pauses: &Pauses| interrupt.is_raised() || is_late(pauses);
+    let ended = running.wait(is_over, tick).map_err(Error::system(waits))?;
     let Some(status) = ended else {
         running.ask_to_end();
         let asked = Instant::now();
-        running.wait(|| asked.elapsed() > GRACE, &mut || {}).map_err(Error::system(waits))?;
-        return Err(Error::Interrupted);
+        running.wait(|_| asked.elapsed() > GRACE, &mut || {}).map_err(Error::system(waits))?;
+        return Ok(None);
     };
     let output = read(&mut output, most_bytes)?;
     let errors = read(&mut errors, most_bytes)?;
-    Ok(Ended { status, output, errors, paused_s: running.pauses.seconds() })
+    Ok(Some(Ended { status, output, errors, paused_s: running.pauses.seconds() }))
 }
 
 fn read(file: &mut File, most_bytes: u64) -> Result<String, Error> {
@@ -322,6 +358,33 @@ mod tests {
         };
         let ended = run(&mut command, 100, &Interrupt::never(), &mut tick).unwrap();
         assert!(ended.status.success() && ended.paused_s > 0.0, "{ended:?}");
+    }
+
+    /// One that does not end by itself is ended, also where it does not do as it is asked; and the
+    /// user's wish is told from that.
+    #[test]
+    fn a_program_that_does_not_end_is_not_waited_for_beyond_the_limit() {
+        let directory = tempfile::tempdir().unwrap();
+        let pid = directory.path().join("pid");
+        let never = Interrupt::never();
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "echo $$ >new; mv new pid; exec sleep 100000"])
+            .current_dir(directory.path());
+        let short = Duration::from_millis(50);
+        while !pid.exists() {
+            let ended = run_within(&mut command, 100, &never, short).unwrap();
+            assert!(ended.is_none(), "{ended:?}");
+        }
+        let pid = std::fs::read_to_string(&pid).unwrap();
+        assert!(!Path::new("/proc").join(pid.trim()).exists(), "{pid} is there still");
+        let raised = Interrupt::never();
+        raised.raise();
+        let ended = run_within(&mut command, 100, &raised, Duration::from_secs(100_000));
+        assert!(matches!(ended, Err(Error::Interrupted)), "{ended:?}");
+        let long = Duration::from_secs(100_000);
+        let ended = run_within(Command::new("echo").arg("1"), 100, &never, long).unwrap();
+        assert_eq!(ended.unwrap().output, "1\n");
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! The fio of this machine: found, checked, run.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use crate::cpu::{CpuUse, Snapshot};
 use crate::error::Error;
@@ -9,7 +11,7 @@ use crate::fio::arguments::{self, Logs, Options, shell};
 use crate::fio::output::{self, Output, shown};
 use crate::fio::series::{self, Series};
 use crate::job::Job;
-use crate::limits::{FIO_OUTPUT_BYTES, FIO_SAID_BYTES};
+use crate::limits::{FIO_ANSWER, FIO_OUTPUT_BYTES, FIO_SAID_BYTES};
 use crate::os::{self, Ended, Interrupt, Stopwatch};
 use crate::target::Target;
 
@@ -53,7 +55,8 @@ impl Fio {
     /// The fio that the environment names with `FIO`, or that is on the path.
     ///
     /// # Errors
-    /// [`Error::FioMissing`], [`Error::NotFio`], [`Error::FioTooOld`], or that it fails.
+    /// [`Error::FioMissing`], [`Error::FioNotRun`], [`Error::FioSilent`], [`Error::NotFio`],
+    /// [`Error::FioTooOld`], or that it fails.
     pub fn find(interrupt: &Interrupt) -> Result<Fio, Error> {
         let program = std::env::var_os("FIO").filter(|name| !name.is_empty());
         Fio::at(program.map_or_else(|| PathBuf::from("fio"), PathBuf::from), interrupt)
@@ -64,13 +67,21 @@ impl Fio {
     /// # Errors
     /// As [`Fio::find`].
     pub fn at(program: PathBuf, interrupt: &Interrupt) -> Result<Fio, Error> {
+        Fio::answering(program, FIO_ANSWER, interrupt)
+    }
+
+    /// This fio, which may take so long to answer a question.
+    fn answering(program: PathBuf, limit: Duration, interrupt: &Interrupt) -> Result<Fio, Error> {
         let mut fio = Fio { program, version: String::new(), engine: String::new() };
-        let ended = fio.ended(&["--version".to_owned()], interrupt, &mut || {}).map_err(
-            |error| match error {
-                Error::System { what: "cannot start a program", .. } => Error::FioMissing,
-                other => other,
-            },
-        )?;
+        let answer = fio.answer(&["--version".to_owned()], limit, interrupt);
+        let answer = answer.map_err(|error| match error {
+            Error::System { what: os::CANNOT_START, cause } => fio.not_run(&cause),
+            other => other,
+        })?;
+        let Some(ended) = answer else {
+            let limit_s = limit.as_secs_f64();
+            return Err(Error::FioSilent { program: fio.name(), limit_s });
+        };
         if !ended.status.success() {
             return Err(fio.failed(&ended, shell(&fio.name(), &["--version".to_owned()])));
         }
@@ -85,7 +96,7 @@ impl Fio {
             }
             Some(_) => {}
         }
-        fio.engine = fio.best_engine(interrupt)?;
+        fio.engine = fio.best_engine(limit, interrupt)?;
         Ok(fio)
     }
 
@@ -105,16 +116,47 @@ impl Fio {
         shown(&self.program.display().to_string())
     }
 
-    fn best_engine(&self, interrupt: &Interrupt) -> Result<String, Error> {
+    /// Why it cannot be started. There is none only where nothing has that name: what is there and
+    /// cannot be run is to be told.
+    fn not_run(&self, cause: &io::Error) -> Error {
+        let program = &self.program;
+        let is_there = program.exists();
+        let cause = match cause.kind() {
+            io::ErrorKind::NotFound if !is_there => return Error::FioMissing,
+            io::ErrorKind::NotFound => {
+                format!("the interpreter that it names in its first line is not there ({cause})")
+            }
+            io::ErrorKind::PermissionDenied if program.is_dir() => "it is a directory".to_owned(),
+            io::ErrorKind::PermissionDenied if is_there => {
+                format!("it is not executable ({cause}); chmod +x makes it so")
+            }
+            _ => cause.to_string(),
+        };
+        Error::FioNotRun { program: self.name(), cause }
+    }
+
+    /// One that does not come to its end does not work.
+    fn best_engine(&self, limit: Duration, interrupt: &Interrupt) -> Result<String, Error> {
         for engine in ENGINES {
             let options = ["name=probe", "filename=/dev/zero", "rw=read", "bs=4k", "size=4k"];
             let mut arguments: Vec<String> = options.iter().map(|o| format!("--{o}")).collect();
             arguments.push(format!("--ioengine={engine}"));
-            if self.ended(&arguments, interrupt, &mut || {})?.status.success() {
+            let ended = self.answer(&arguments, limit, interrupt)?;
+            if ended.is_some_and(|ended| ended.status.success()) {
                 return Ok(engine.to_owned());
             }
         }
         Ok(ONE_AT_A_TIME.to_owned())
+    }
+
+    fn answer(
+        &self,
+        arguments: &[String],
+        limit: Duration,
+        interrupt: &Interrupt,
+    ) -> Result<Option<Ended>, Error> {
+        let mut command = Command::new(&self.program);
+        os::run_within(command.args(arguments), FIO_OUTPUT_BYTES, interrupt, limit)
     }
 
     fn ended(
@@ -317,6 +359,43 @@ mod tests {
         let (_directory, path) = fake("printf 'not for you\\033[2J\\n' >&2; exit 1");
         let error = Fio::at(path, &Interrupt::never()).unwrap_err().to_string();
         assert!(error.ends_with("--version\nnot for you?[2J"), "{error:?}");
+    }
+
+    /// It is there, so it is not missing.
+    #[test]
+    fn a_fio_that_cannot_be_run_says_why() {
+        let (directory, path) = fake("echo fio-3.33");
+        let refused = |path: &Path, part: &str| {
+            let error = Fio::at(path.to_owned(), &Interrupt::never()).unwrap_err();
+            let said = error.to_string();
+            let begin = format!("{} cannot be run as fio: ", path.display());
+            assert!(said.starts_with(&begin) && said.contains(part), "no `{part}`: {said}");
+            assert!(error.is_lack_of_fio() && !said.contains("there is no fio"), "{said}");
+        };
+        refused(directory.path(), "it is a directory");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        refused(&path, "it is not executable (Permission denied");
+        std::fs::write(&path, "#!/no/such/interpreter\n").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        refused(&path, "the interpreter that it names");
+        // No program for any machine.
+        std::fs::write(&path, b"\x7fELF and then nothing").unwrap();
+        refused(&path, "Exec format error");
+        refused(&path.join("below"), "Not a directory");
+    }
+
+    /// It is ended, and an I/O engine with which it does not end is not taken.
+    #[test]
+    fn a_fio_that_never_answers_is_not_waited_for_without_limit() {
+        let never = Interrupt::never();
+        let (_directory, program) = fake("exec sleep 100000");
+        let short = Duration::from_millis(50);
+        let error = Fio::answering(program.clone(), short, &never).unwrap_err();
+        assert!(matches!(error, Error::FioSilent { .. }) && error.is_lack_of_fio(), "{error}");
+        let said = error.to_string();
+        assert!(said.contains("did not say its version within 0.05 s"), "{said}");
+        let fio = Fio { program, version: String::new(), engine: String::new() };
+        assert_eq!(fio.best_engine(short, &never).unwrap(), ONE_AT_A_TIME);
     }
 
     #[test]

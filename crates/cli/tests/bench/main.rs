@@ -5,6 +5,7 @@ mod served;
 mod support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 
 use crate::support::{Bench, send, text, wait_for, wait_until};
@@ -150,6 +151,12 @@ fn a_fio_that_is_missing_or_old_says_what_to_install() {
     let (_, errors) = bench.ends("run quick ./x --results r", 1);
     let said = "fio is not fio: asked for its version it printed `ls (GNU coreutils) 9.1`; install";
     assert!(errors.contains(said), "{errors}");
+    // What is there and cannot be run is not missing.
+    let mode = fs::Permissions::from_mode(0o644);
+    fs::set_permissions(bench.path("fio"), mode).expect("a mode");
+    let (_, errors) = bench.ends("run quick ./x --results r", 1);
+    let said = "fio cannot be run as fio: it is not executable (Permission denied";
+    assert!(errors.contains(said) && !errors.contains("there is no fio"), "{errors}");
     fs::remove_file(bench.path("fio")).expect("it was there");
     for line in ["run quick ./x --results r", "diskspd -r ./x"] {
         let (_, errors) = bench.ends(line, 1);
