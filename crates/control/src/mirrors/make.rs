@@ -8,7 +8,8 @@ use flagstone_mirror::peer::{About, identify};
 use flagstone_mirror::replica::{Create, Replica};
 use flagstone_mirror::shape::Shape;
 
-use super::{Mirrored, shape};
+use super::Mirrored;
+use super::granularity::{other_granularity, shape, too_fine, with_bits};
 use crate::units::format_size;
 
 /// What a new replica is.
@@ -89,7 +90,11 @@ impl Mirrored {
                 if !anew {
                     self.refuse_beside_a_peers().await?;
                 }
-                (Id::random(), shape(&self.config, self.leg.geometry().size_bytes))
+                let shape = shape(&self.config, self.leg.geometry().size_bytes);
+                if let Some(why) = too_fine(&self.name, &self.config, &shape) {
+                    return Err(CreateError::Refused(why));
+                }
+                (Id::random(), shape)
             }
             CreateRole::Target => self.of_peer(anew).await?,
         };
@@ -105,9 +110,13 @@ impl Mirrored {
         let usable_bytes = room.min(shape.usable_bytes);
         if usable_bytes != self.slot_bytes() {
             // Hosts see one volume by both nodes: it cannot have two sizes.
+            let advice = other_granularity(&self.name, &self.config, &shape).unwrap_or_else(|| {
+                "give both nodes devices of one size, and start this server again if its device or \
+                 granularity was changed"
+                    .to_owned()
+            });
             return Err(CreateError::Refused(format!(
-                "the volume has {} B, the device here makes one of {} B: give both nodes devices of \
-                 one size, and start this server again if its device or granularity was changed",
+                "the volume has {} B, the device here makes one of {} B: {advice}",
                 usable_bytes,
                 self.slot_bytes()
             )));
@@ -171,7 +180,7 @@ impl Mirrored {
     /// The volume as a peer has it, and that what is here may be overwritten.
     async fn of_peer(&self, destroy_data: bool) -> Result<(Id, Shape), CreateError> {
         let (peer, about) = self.ask_peers().await?;
-        let mut shape = shape(&self.config, about.view.usable_bytes);
+        let (usable_bytes, bit_bytes) = (about.view.usable_bytes, about.view.bit_bytes);
         let (ours, theirs) = (self.leg.geometry().block_bytes, about.view.block_bytes);
         if theirs != 0 && ours != theirs {
             let (name, node) = (&self.name, &self.node);
@@ -181,10 +190,7 @@ impl Mirrored {
         if !destroy_data {
             self.check_leg().await?;
         }
-        let regions = shape.region_bytes / shape.bit_bytes;
-        (shape.usable_bytes, shape.bit_bytes) = (about.view.usable_bytes, about.view.bit_bytes);
-        shape.region_bytes = shape.bit_bytes.saturating_mul(regions);
-        Ok((about.view.volume, shape))
+        Ok((about.view.volume, with_bits(&self.config, bit_bytes, usable_bytes)))
     }
 
     /// The first peer that can be asked, and what it says.

@@ -12,6 +12,7 @@
 //! the roles swapped fit each other.
 
 mod earlier;
+mod granularity;
 mod grow;
 mod guard;
 mod make;
@@ -35,7 +36,7 @@ use flagstone_mirror::pace::PaceLimits;
 use flagstone_mirror::peer::SharedPeer;
 use flagstone_mirror::queue::QueueLimits;
 use flagstone_mirror::replica::{Replica, read_superblock};
-use flagstone_mirror::shape::{Shape, layout};
+use flagstone_mirror::shape::layout;
 use flagstone_mirror::{Mirror, PeerOptions, Versions};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
@@ -55,6 +56,7 @@ use crate::remote::Failure;
 use crate::stack::OpenError;
 use crate::uri::{Host, HostPort};
 
+use granularity::shape;
 pub(crate) use make::{CreateError, CreateRole, other_blocks};
 pub(crate) use open::{reach_log, remote_log};
 pub(crate) use reopen::Reopening;
@@ -205,20 +207,6 @@ impl Mirrored {
             making: Semaphore::new(1),
         })
     }
-}
-
-/// Granularities of a replica that is made on a device of so many bytes.
-fn shape(mirror: &config::Mirror, device_bytes: u64) -> Shape {
-    let mut shape = Shape::for_size(device_bytes);
-    let bits = shape.region_bytes / shape.bit_bytes;
-    shape.bit_bytes = shape.bit_bytes.max(mirror.granularity_bytes);
-    // Regions keep their size while they can: it is what the log writes for.
-    shape.region_bytes =
-        shape.region_bytes.clamp(shape.bit_bytes, shape.bit_bytes.saturating_mul(bits));
-    let hot = mirror.crash_resync_bytes / u64::from(shape.region_bytes);
-    let (least, most) = (flagstone_mirror::limits::HOT_MIN, flagstone_mirror::limits::HOT_MAX);
-    shape.hot_regions = hot.clamp(least.into(), most.into()) as u32;
-    shape
 }
 
 /// The share of this node in what nodes of one subsystem must not have in common: its place among

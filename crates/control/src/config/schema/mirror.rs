@@ -110,7 +110,7 @@ pub static MIRROR: Section = Section {
             "granularity",
             Kind::Size { min: 4 * KIB, max: 16 * MIB, rule: SizeRule::PowerOfTwo },
             "64KiB",
-            "What a bit of the bitmap stands for. Taken when the source's replica is made, by `flagstone mirror create`.",
+            "What a bit of the bitmap stands for: the same on all nodes. Taken when the source's replica is made, by `flagstone mirror create`. A finer one copies less of what was written without the peer, and its log is larger: 2 MiB for each TiB at 64KiB, 32 MiB at 4KiB, and in memory some of these. A volume beyond 32 TiB has 8KiB at least; beyond 64 TiB 128KiB, which is the default there, and twice that for each time that it is twice as large.",
         ),
         key(
             "crash_resync",
