@@ -275,6 +275,11 @@ fn help(cluster: &Cluster) {
         resolve(cluster, loser);
         return;
     }
+    if cluster.kind.grows && shown.contains(&Some(MirrorState::Mismatch)) {
+        // A node told of the room that its device had, and that grew by less than the metadata while
+        // this moved: there is no room for it to move again, and so for less than was told.
+        return cluster.enlarge();
+    }
     let doubtful = |index: &usize| cluster.mirror(*index).is_some_and(|one| one.is_doubtful());
     if shown.contains(&Some(MirrorState::NoSource))
         && let Some(index) = (0..2).find(doubtful)

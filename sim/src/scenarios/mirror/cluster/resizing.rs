@@ -46,6 +46,15 @@ impl Cluster {
         });
     }
 
+    /// The operator makes both devices larger by more than the metadata, and nothing else.
+    pub(crate) fn enlarge(&self) {
+        for (node, sizes) in self.sizes.borrow_mut().iter_mut().enumerate() {
+            let size = sizes.last().expect("as it was made") + 64 * 4096;
+            self.sim.grow_disk(self.nodes[node], DATA, size);
+            sizes.push(size);
+        }
+    }
+
     /// What follows a node's source to its size.
     pub(super) fn resizing(&self, index: usize) -> Resizing {
         let node = self.nodes[index];
