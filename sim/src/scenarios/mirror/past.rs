@@ -17,8 +17,7 @@ pub(super) fn is_long(seed: u64) -> bool {
 /// Gives a replica one that has none. A peer hears of it as soon as it is brought up to date.
 pub(super) async fn lengthen(device: SharedDevice, log: Option<SharedDevice>) {
     let replica = Replica::open(device, log).await.expect("sound disks");
-    let past = array::from_fn(|age| Generation(1 + age as u64));
-    debug_assert_eq!(past.len(), HISTORY_LEN);
+    let past: [_; HISTORY_LEN] = array::from_fn(|age| Generation(1 + age as u64));
     let lengthened = replica.update(move |superblock| superblock.history = List(past)).await;
     lengthened.expect("sound disks");
     replica.retire().await;
